@@ -1,0 +1,41 @@
+# make replay | make test | make lab: each builds the environment first, once per content of its pins.
+PYTHON ?= python3
+PROFILE ?= cpu-tiny
+CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/draft-tp-workbench
+PINS := requirements.txt requirements-cpu.txt requirements-cpu-nodeps.txt
+# The packages live in a cache under the hash of the pins and are shared by every clone; .venv is a thin layer over
+# them that holds this clone's own code, so two clones never run each other's.
+KEY := $(shell { cat $(PINS); $(PYTHON) -c 'import sys, platform; print(sys.version, platform.machine())'; } | sha256sum | cut -c1-16)
+BASE := $(CACHE)/$(KEY)
+BIN := .venv/bin
+
+.PHONY: env replay test lab clean
+env: .venv/ready-$(KEY)
+
+$(BASE)/ready:
+	rm -rf $(BASE).tmp $(BASE) && mkdir -p $(CACHE)
+	$(PYTHON) -m venv $(BASE)
+	$(BASE)/bin/python -m pip install -q -r requirements.txt -r requirements-cpu.txt
+	$(BASE)/bin/python -m pip install -q --no-deps -r requirements-cpu-nodeps.txt
+	touch $@
+
+.venv/ready-$(KEY): $(BASE)/ready pyproject.toml
+	rm -rf .venv
+	$(PYTHON) -m venv --without-pip .venv
+	$(BASE)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > .venv/shared.tmp
+	mv .venv/shared.tmp "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth"
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+replay: env
+	$(BIN)/workbench replay $(PROFILE) $(ARGS)
+
+test: env
+	$(BIN)/python -m pytest $(ARGS)
+
+lab: env
+	JUPYTER_PATH=$(BASE)/share/jupyter JUPYTERLAB_DIR=$(BASE)/share/jupyter/lab JUPYTER_CONFIG_PATH=$(BASE)/etc/jupyter \
+	  $(BIN)/python -m jupyterlab --notebook-dir=notebooks $(ARGS)
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,168 @@
+"""A profile: a named, complete setting (pair, machine, server, workload, plan), read from a YAML file and checked."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from workbench.arms import Arm
+from workbench.errors import BadInput
+
+ROOT = Path(__file__).resolve().parent.parent
+PROFILES = ROOT / "notebooks" / "profiles"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Pair(Section):
+    """The two models, as folders; relative paths are taken from the repository's root."""
+
+    target: Path
+    draft: Path
+
+    @field_validator("target", "draft")
+    @classmethod
+    def _rooted(cls, path: Path) -> Path:
+        return path.expanduser() if path.expanduser().is_absolute() else ROOT / path
+
+
+class Speculation(Section):
+    """SGLang's --speculative-*: chain when topk is 1 (then draft_tokens is steps + 1), a tree otherwise."""
+
+    algorithm: str = "EAGLE3"
+    steps: int = Field(3, ge=0)
+    topk: int = Field(1, ge=1)
+    draft_tokens: int = Field(4, ge=1)
+    agreement: Literal["broadcast", "check", "off"] = "broadcast"
+
+    @model_validator(mode="after")
+    def _chain(self) -> Speculation:
+        if self.topk == 1 and self.draft_tokens != self.steps + 1:
+            raise ValueError(f"draft_tokens is {self.draft_tokens} but a chain of {self.steps} steps verifies {self.steps + 1}")
+        return self
+
+    def of(self, arm: Arm) -> Speculation:
+        """What the arm is served with: this setting, the arm's own where it names one."""
+        own = {k: v for k in ("steps", "topk", "draft_tokens", "agreement") if (v := getattr(arm, k)) is not None}
+        if "draft_tokens" not in own and own.get("topk", self.topk) == 1:
+            own["draft_tokens"] = own.get("steps", self.steps) + 1
+        try:
+            return Speculation(**{**self.model_dump(), **own})
+        except ValidationError as error:
+            raise BadInput("arm", f"{arm.name!r} cannot be served ({_first(error)})", "mend its settings") from None
+
+
+class Server(Section):
+    """How a server is started: SGLang's own flags (without dashes), extra environment, deadlines in seconds."""
+
+    flags: dict[str, str | int | float | bool] = {}
+    environment: dict[str, str] = {}
+    ready_within_s: float = Field(240, gt=0)
+    token_within_s: float = Field(60, gt=0)
+    trust_remote_code: bool = False
+
+
+class Workload(Section):
+    """What is asked of the server. prompts: a JSON file of {"id", "input_ids"} (held-out text of the pair) or "random"."""
+
+    prompts: Path | Literal["random"]
+    requests_per_block: int = Field(4, ge=1)
+    concurrency: int = Field(1, ge=1)
+    max_new_tokens: int = Field(64, ge=1)
+
+    @field_validator("prompts")
+    @classmethod
+    def _rooted(cls, path: Any) -> Any:
+        return path if str(path) == "random" or Path(path).is_absolute() else ROOT / path
+
+
+class Plan(Section):
+    """Which arms are compared and how much is spent: pairs of blocks, starts a side, seeds."""
+
+    arms: tuple[str, ...] = ("none", "shared", "own-1")
+    pairs: int = Field(6, ge=1)
+    starts: int = Field(3, ge=1)
+    seed: int = 0
+
+    @field_validator("arms")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            Arm.parse(name)
+        return names
+
+
+class Profile(Section):
+    name: str
+    engine: Literal["cpu", "cuda"]
+    about: str = ""
+    pair: Pair
+    tp: int = Field(2, ge=1)
+    speculation: Speculation = Speculation()
+    server: Server = Server()
+    workload: Workload
+    plan: Plan = Plan()
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        return tuple(Arm.parse(name) for name in self.plan.arms)
+
+
+def available() -> list[str]:
+    """Names of the profiles that ship with the workbench."""
+    return sorted(p.stem for p in PROFILES.glob("*.yaml"))
+
+
+def load(name: str | Path, changes: dict[str, Any] | None = None) -> Profile:
+    """The profile of a name (in notebooks/profiles) or of a YAML file, with dotted changes applied.
+
+    changes: e.g. ``{"plan.pairs": 12}``; a bare last name is enough where only one section has it (``{"pairs": 12}``).
+    Raises: BadInput for an unknown profile or field, broken YAML, or a value that does not fit.
+    """
+    path = Path(name) if str(name).endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
+    if not path.is_file():
+        raise BadInput("profile", f"{str(name)!r} is unknown", f"use one of {', '.join(available())} or the path of a YAML file")
+    try:
+        data = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        where = f" in line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
+        raise BadInput("profile", f"{path.name} is not valid YAML{where}", "mend its syntax") from None
+    if not isinstance(data, dict):
+        raise BadInput("profile", f"{path.name} holds no fields", "write the profile as key: value lines")
+    data.setdefault("name", path.stem)
+    for key, value in (changes or {}).items():
+        _change(data, key, value)
+    try:
+        return Profile(**data)
+    except ValidationError as error:
+        field = ".".join(map(str, error.errors()[0]["loc"])) or "profile"
+        raise BadInput(field, _first(error), f"mend it in {path.name} or by -p") from None
+
+
+def parameters() -> dict[str, str]:
+    """Every name that ``-p`` takes: the dotted path, and its last part where that names one field only."""
+    paths = [f"{section}.{field}" for section, info in Profile.model_fields.items()
+             if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+             for field in info.annotation.model_fields] + ["tp"]
+    last = [p.rsplit(".", 1)[-1] for p in paths]
+    return {p: p for p in paths} | {n: p for n, p in zip(last, paths) if last.count(n) == 1}
+
+
+def _change(data: dict, key: str, value: Any) -> None:
+    known = parameters()
+    if key not in known:
+        raise BadInput("parameter", f"{key!r} is unknown", f"use one of {', '.join(sorted(k for k in known if '.' not in k))}")
+    *sections, field = known[key].split(".")
+    for section in sections:
+        data = data.setdefault(section, {})
+    data[field] = value
+
+
+def _first(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    return problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".") if problem["type"] != "extra_forbidden" \
+        else "no such field"

@@ -1,0 +1,167 @@
+"""The run log: every measured fact is one line of runs.jsonl, append-only, synced once a block; the raw log is the truth."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from workbench.errors import WorkbenchError
+
+SCHEMA = 1
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Request(Record):
+    """One finished request. Times in seconds from the block's start; None is unknown, never 0 or 1.
+
+    verify_ct: verify rounds; proposed, correct: draft tokens (without the bonus token); histogram: rounds by number of
+    correct drafts. These are SGLang's meta_info spec_verify_ct, spec_num_proposed_drafts, spec_num_correct_drafts,
+    spec_correct_drafts_histogram.
+    """
+
+    prompt: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+    finish: str | None = None
+    error: str | None = None
+    sent: float
+    first: float | None = None
+    end: float
+    verify_ct: int | None = None
+    proposed: int | None = None
+    correct: int | None = None
+    histogram: tuple[int, ...] | None = None
+    output_ids: tuple[int, ...] = ()
+
+
+class Start(Record):
+    """A server came up. attestation: one entry a rank, what is in force there (workbench/engine/attest.py).
+
+    arms: every arm this server can serve (one, unless it holds several); seconds: from launch to the first token.
+    """
+
+    kind: Literal["start"] = "start"
+    start: int
+    experiment: str
+    arms: tuple[str, ...]
+    time: str
+    seconds: float
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    server: str
+    attestation: tuple[dict[str, Any], ...]
+
+
+class Block(Record):
+    """A few requests on one arm, back to back.
+
+    role: measure (counts for comparisons), warmup (never counts), parity (tokens are compared, times are not).
+    pair: number of the pair of blocks that share their prompts; position: place in the pair, from 0.
+    server: identity the server itself reported after the block; arm_in_force: the arm it said it ran.
+    attested: every rank said the arm's placement is in force. seconds: first request sent to last one ended.
+    rounds: cycles by stage; collectives: {stage: {kind: count}} of rank 0 during this block;
+    stage_seconds: {stage: seconds spent} during this block, where measured.
+    """
+
+    kind: Literal["block"] = "block"
+    block: int
+    experiment: str
+    role: Literal["measure", "warmup", "parity"]
+    arm: str
+    start: int
+    pair: int | None = None
+    position: int = 0
+    seed: int = 0
+    concurrency: int = 1
+    time: str
+    seconds: float
+    server: str
+    arm_in_force: str | None = None
+    attested: bool
+    prompts_from: str = "heldout"
+    requests: tuple[Request, ...]
+    rounds: dict[str, int] = {}
+    collectives: dict[str, dict[str, int]] = {}
+    stage_seconds: dict[str, float] = {}
+
+
+class Failure(Record):
+    """Something that was to be measured and was not: what, why, and the end of the server's log."""
+
+    kind: Literal["failure"] = "failure"
+    experiment: str
+    arm: str
+    time: str
+    what: Literal["start", "block", "hung", "disagreed", "stopped"]
+    reason: str
+    log_tail: tuple[str, ...] = ()
+
+
+class Finding(Record):
+    """A named, computed answer of a notebook (e.g. the probe's), kept so that a report needs no notebook output."""
+
+    kind: Literal["finding"] = "finding"
+    experiment: str
+    name: str
+    time: str
+    value: Any
+
+
+Line = Annotated[Union[Start, Block, Failure, Finding], Field(discriminator="kind")]
+_LINE: TypeAdapter[Line] = TypeAdapter(Line)
+
+
+class RunLog:
+    """Append-only runs.jsonl of one run. A context manager; a torn last line is dropped on opening, nothing before it."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+
+    def __enter__(self) -> RunLog:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            content = self.path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                os.truncate(self.path, whole)
+        try:
+            self._file = open(self.path, "ab", buffering=0)
+        except OSError as error:
+            raise WorkbenchError(f"{self.path.name} cannot be written ({error.strerror}): give a writable folder with --out.") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def append(self, record: Line) -> None:
+        """Write one record and sync it to the disk.
+
+        Raises: WorkbenchError when the disk is full or gone; what was written before stays.
+        """
+        line = record.model_dump_json(exclude_none=True).encode() + b"\n"
+        try:
+            self._file.write(line)
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise WorkbenchError(f"{self.path.name} cannot be written ({error.strerror}): free space and use --resume.") from None
+
+
+def read(path: Path) -> list[Line]:
+    """All records of a run log, in order; a torn last line is left out.
+
+    Raises: WorkbenchError naming the line when one before the last is damaged.
+    """
+    lines = Path(path).read_bytes().split(b"\n") if Path(path).exists() else []
+    records = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            records.append(_LINE.validate_json(line))
+        except ValidationError:
+            raise WorkbenchError(f"{Path(path).name}: line {number} is damaged; restore the file or drop that line.") from None
+    return records
