@@ -38,11 +38,12 @@ class AbsentModule(ModuleType):
 class Submodules:
     """Finds ``package.anything``: torch, transformers and SGLang import a few dozen submodules without using them here."""
 
-    def __init__(self, package: str):
-        self._prefix = f"{package}."
+    def __init__(self, package: str, missing: tuple[str, ...]):
+        self._prefix, self._missing = f"{package}.", missing
 
     def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.startswith(self._prefix) else None
+        ours = name.startswith(self._prefix) and name.removeprefix(self._prefix) not in self._missing
+        return ModuleSpec(name, self, is_package=True) if ours else None
 
     def create_module(self, spec: ModuleSpec) -> AbsentModule:
         return AbsentModule(spec.name)
@@ -51,14 +52,14 @@ class Submodules:
         pass
 
 
-def stand_in(package: str):
-    """Make every submodule of a stand-in importable; returns the ``__getattr__`` for the package itself."""
-    sys.meta_path.append(Submodules(package))      # last, so that a submodule with a file of its own is that file
-    return lambda name: absent(package, name)
+def stand_in(package: str, missing: tuple[str, ...] = ()):
+    """Make every submodule of a stand-in importable, but for the missing; returns the ``__getattr__`` for the package itself."""
+    sys.meta_path.append(Submodules(package, missing))      # last, so that a submodule with a file of its own is that file
+    return lambda name: absent(package, name, missing)
 
 
-def absent(owner: str, name: str) -> Absent:
-    """``owner.name``; Python's own probes (``__path__``, ``__wrapped__``, ...) get the AttributeError that they expect."""
-    if name.startswith("__") and name.endswith("__"):
+def absent(owner: str, name: str, missing: tuple[str, ...] = ()) -> Absent:
+    """``owner.name``; for Python's own probes (``__path__``, ``__wrapped__``, ...) and what is missing, the AttributeError they expect."""
+    if name in missing or name.startswith("__") and name.endswith("__"):
         raise AttributeError(f"{owner!r} has no attribute {name!r}")
     return Absent(f"{owner}.{name}")
