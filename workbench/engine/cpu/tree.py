@@ -11,10 +11,10 @@ def build_tree_kernel_efficient_cpu(parent_list, selected_index, verified_seq_le
                                     retrive_next_token, retrive_next_sibling, topk, depth, draft_token_num, tree_mask_mode) -> None:
     """Link the selected draft tokens of each request into a tree under its last committed token (node 0).
 
-    With N = draft_token_num, node i > 0 is the candidate numbered ``selected_index[b, i - 1]`` ([B, N - 1], ascending). Candidates
-    count step after step: topk of the first step, then topk for each of the topk tokens kept before. So candidate c was
-    drafted from kept token ``c // topk``, which is candidate ``parent_list[b, c // topk]`` ([B, topk * (depth - 1) + 1]), and from
-    node 0 where that quotient is 0 (spec_tree.py:105, 165).
+    With N = draft_token_num, node i > 0 is the candidate numbered ``selected_index[b, i - 1]`` ([B, N - 1], ascending). The draft
+    numbers its candidates step after step: topk in the first, then topk for each of the topk that it kept in the step before
+    (speculative/spec_utils.py:417). So candidate c was drafted from the kept token c // topk, where 0 is node 0 and any other is
+    candidate ``parent_list[b, c // topk]`` ([B, topk * (depth - 1) + 1], empty at depth 1).
 
     Written in place: tree_mask, flat bool, what each node sees (its ancestors and itself; a FULL_MASK row starts with the
     request's prefix, left as it is); positions [B * N], depth in the tree plus verified_seq_len [B]; retrive_index [B, N], the
@@ -44,7 +44,8 @@ def build_tree_kernel_efficient_cpu(parent_list, selected_index, verified_seq_le
         at = above.gather(1, at)
     positions.copy_((verified_seq_len.unsqueeze(1) + level).flatten())
     prefixes = verified_seq_len.tolist() if tree_mask_mode == FULL_MASK else [0] * batch
-    for mask, prefix, seen in zip(tree_mask.split([nodes * (prefix + nodes) for prefix in prefixes]), prefixes, sees):
+    sizes = [nodes * (prefix + nodes) for prefix in prefixes]
+    for mask, prefix, seen in zip(tree_mask[:sum(sizes)].split(sizes), prefixes, sees):
         mask.view(nodes, prefix + nodes)[:, prefix:] = seen
 
 
@@ -77,10 +78,9 @@ def verify_tree_greedy_cpu(predicts, accept_index, accept_token_num, candidates,
 
 def _parents(parent_list, selected_index, topk):
     """The parent node of each node, [B, N]: 0 for node 0 and its children, -1 where the parent was not selected."""
-    kept = torch.div(selected_index, topk, rounding_mode="floor")
-    from_root = kept == 0
-    # With one step there are no further parents and parent_list is empty; every node then hangs on node 0.
-    drafted_from = parent_list.gather(1, kept) if parent_list.shape[1] else torch.zeros_like(kept)
-    same = drafted_from.unsqueeze(2) == selected_index.unsqueeze(1)
-    parent = torch.where(same.any(2), same.int().argmax(2) + 1, -1).masked_fill(from_root, 0)
-    return torch.cat((torch.zeros_like(parent[:, :1]) if parent.shape[1] else parent.new_zeros(len(parent), 1), parent), 1)
+    root = selected_index.new_full((len(selected_index), 1), -1)    # a number that no candidate has
+    kept = selected_index // topk
+    # With one step parent_list is empty and every kept number is 0.
+    drafted_from = (parent_list if parent_list.shape[1] else root).gather(1, kept).masked_fill(kept == 0, -1)
+    same = torch.cat((root, drafted_from), 1).unsqueeze(2) == torch.cat((root, selected_index), 1).unsqueeze(1)
+    return torch.where(same.any(2), same.int().argmax(2), -1)
