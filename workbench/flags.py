@@ -1,0 +1,153 @@
+"""SGLang's server flags in a profile: which of them the workbench sets itself, which do not go together, which do not exist."""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from workbench.checks import Check, passed, refused, warned
+from workbench.errors import BadInput
+from workbench.profile import Profile
+
+# What the workbench sets from elsewhere in the profile, and the field to use instead.
+OWNED = {
+    "model-path": "pair.target", "model": "pair.target", "speculative-draft-model-path": "pair.draft", "speculative-draft-model": "pair.draft",
+    "tp": "tp", "tp-size": "tp", "tensor-parallel-size": "tp", "speculative-algorithm": "speculation.algorithm",
+    "speculative-num-steps": "speculation.steps", "speculative-eagle-topk": "speculation.topk",
+    "speculative-num-draft-tokens": "speculation.draft_tokens", "trust-remote-code": "server.trust_remote_code", "device": "engine",
+}
+_OWNED_ON_CPU = ("attention-backend", "dtype")
+# Flags under which a comparison of placements is not shown to work: {flag: (values that are harmless, what it would switch on)}.
+_OFF = (False, 0, None, "", "false", "False")
+EXCLUDED = {
+    **dict.fromkeys(("pp-size", "pipeline-parallel-size"), ((1,), "pipeline parallelism")),
+    **dict.fromkeys(("dp-size", "data-parallel-size"), ((1,), "data parallelism, whose replicas split the load unseen")),
+    **dict.fromkeys(("attn-dp-size", "attention-data-parallel-size"), ((1,), "DP attention, where SGLang separates the draft itself")),
+    "enable-dp-attention": (_OFF, "DP attention, where SGLang separates the draft itself"),
+    **dict.fromkeys(("attn-cp-size", "attention-context-parallel-size", "dcp-size", "decode-context-parallel-size"),
+                    ((1,), "context parallelism")),
+    "enable-prefill-cp": (_OFF, "context parallelism"),
+    "speculative-adaptive": (_OFF, "adaptive steps, which capture the target's verify graph inside the draft's group"),
+    **dict.fromkeys(("speculative-use-rejection-sampling", "speculative-use-block-verification"),
+                    (_OFF, "rejection sampling, whose draft probabilities no agreement of the ranks covers")),
+    "enable-multi-layer-eagle": (_OFF, "multi-layer EAGLE, another draft worker"),
+    "disaggregation-mode": (("null",), "prefill/decode disaggregation"),
+    "enable-pdmux": (_OFF, "prefill/decode multiplexing"),
+    "enable-lora": (_OFF, "LoRA, which changes the embedding that own-N copies"),
+    "lora-paths": (_OFF, "LoRA, which changes the embedding that own-N copies"),
+    **dict.fromkeys(("enable-hierarchical-cache", "enable-hicache", "enable-hisparse", "enable-lmcache", "enable-flexkv"),
+                    (_OFF, "a hierarchical cache, which moves KV of the shared allocator without the draft's pool")),
+    "enable-unified-memory": (_OFF, "the unified memory pool, which places the draft's KV by the target's layout"),
+    "nnodes": ((1,), "more than one node, which a profile does not name"),
+    "config": (_OFF, "a second file of flags that this check does not see"),
+}
+_ENVIRONMENT = {
+    "SGLANG_PLUGINS": "which plugins load is the workbench's own order", "DRAFT_TP_ORDERS": "it carries the workbench's own orders",
+    "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "the pools must be sized before the draft's group is captured",
+}
+
+
+def flags(profile: Profile) -> dict[str, str | int | float | bool]:
+    """The profile's server flags under SGLang's spelling: no dashes in front, ``-`` between words."""
+    return {name.lstrip("-").replace("_", "-"): value for name, value in profile.server.flags.items()}
+
+
+def flag(profile: Profile, name: str, default):
+    """One server flag of a profile, or the default."""
+    return flags(profile).get(name, default)
+
+
+def number(profile: Profile, name: str, default: float | None = None) -> float | None:
+    """One server flag as a number, or the default.
+
+    Raises: BadInput when it is not one.
+    """
+    value = flag(profile, name, default)
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return None if value is None else float(value)
+    except ValueError:
+        raise BadInput(f"server.flags.{name}", f"is {value!r}", "give a plain number") from None
+
+
+@cache
+def known() -> frozenset[str]:
+    """Every flag that the installed SGLang takes, read off its source without importing it; empty where SGLang is not installed.
+
+    Flags are the fields of arg_groups/fields/*.py, with their aliases, and a few that server_args.py adds by hand.
+    """
+    package = find_spec("sglang")
+    if package is None or not package.submodule_search_locations:
+        return frozenset()
+    source = Path(package.submodule_search_locations[0]) / "srt"
+    found: set[str] = set()
+    for path in (source / "server_args.py", *(source / "arg_groups" / "fields").glob("*.py")):
+        text = path.read_text()
+        found |= {name.replace("_", "-") for name in re.findall(r"^    ([a-z]\w+): A\[", text, re.MULTILINE)}
+        found |= set(re.findall(r'"--([a-z0-9][a-z0-9-]+)"', text))
+    return frozenset(found)
+
+
+def check(profile: Profile) -> Iterator[Check]:
+    """Every finding about the profile's flags and environment; one ``passed`` where there is none.
+
+    Source for pages and trees: arg_groups/speculative_hook.py:1271 of SGLang 0.5.23.
+    """
+    found = [*_names(profile), *_values(profile), *_environment(profile)]
+    yield from found or [passed("server.flags", f"{len(profile.server.flags)} flags, none owned by the workbench, none in conflict")]
+
+
+def _names(profile: Profile) -> Iterator[Check]:
+    for name, value in flags(profile).items():
+        field = f"server.flags.{name}"
+        if name in OWNED:
+            yield refused(field, "is set by the workbench itself", f"give it as {OWNED[name]}")
+        elif profile.engine == "cpu" and name in _OWNED_ON_CPU:
+            yield refused(field, "is set by the CPU engine itself", "leave it out")
+        elif name in EXCLUDED:
+            harmless, what = EXCLUDED[name]
+            if str(value) not in map(str, harmless):
+                yield refused(field, f"switches on {what}: not supported here", "leave it out")
+        elif known() and name not in known():
+            near = get_close_matches(name, known(), 1)
+            yield refused(field, "is no flag of SGLang's server", f"write {near[0]}" if near else "leave it out")
+
+
+def _values(profile: Profile) -> Iterator[Check]:
+    topk = max([profile.speculation.topk, *(arm.topk or 1 for arm in profile.arms)])
+    page, backend = number(profile, "page-size", 1), str(flag(profile, "attention-backend", ""))
+    if page > 1 and topk > 1 and (profile.engine == "cpu" or backend and backend not in ("flashinfer", "fa3", "triton")):
+        yield refused("server.flags.page-size", f"{page:.0f} with a tree of topk {topk} is served by flashinfer, fa3 and triton only",
+                      "use page-size 1 or a chain (topk 1)")
+    if topk > 1 and backend == "trtllm_mha":
+        yield refused("server.flags.attention-backend", "trtllm_mha serves chains only", "use another backend or topk 1")
+    if flag(profile, "speculative-token-map", None):
+        yield warned("server.flags.speculative-token-map", "is ignored by EAGLE-3, which brings its own map (d2t)", "leave it out")
+    if not flag(profile, "disable-radix-cache", False):
+        yield warned("server.flags.disable-radix-cache", "is off, so a prompt sent twice is answered from the prefix cache",
+                     "set it, or expect blocks with cached tokens to be refused")
+    running, wanted = number(profile, "max-running-requests"), profile.workload.concurrency
+    if running is not None and running < wanted:
+        yield warned("server.flags.max-running-requests", f"{running:.0f} is less than workload.concurrency {wanted}, so requests queue",
+                     f"raise it to {wanted} or lower the concurrency")
+    fraction = number(profile, "mem-fraction-static")
+    if fraction is not None and not 0 < fraction < 1:
+        yield refused("server.flags.mem-fraction-static", f"is {fraction}", "give a fraction between 0 and 1")
+
+
+def _environment(profile: Profile) -> Iterator[Check]:
+    for name, why in _ENVIRONMENT.items():
+        if profile.server.environment.get(name):
+            yield refused(f"server.environment.{name}", f"must not be set: {why}", "leave it out")
+    simulated = float(profile.server.environment.get("SGLANG_SIMULATE_ACC_LEN", 0) or 0) > 0
+    dummy = flag(profile, "load-format", "auto") == "dummy"
+    if simulated:
+        yield warned("server.environment.SGLANG_SIMULATE_ACC_LEN", "holds the accept length, so nothing is learnt about accept rates",
+                     "leave it out where the pair itself is in question")
+    elif dummy:
+        yield warned("server.flags.load-format", "dummy weights accept nothing, so a cycle is all that can be measured",
+                     "set SGLANG_SIMULATE_ACC_LEN in server.environment, or load real weights")

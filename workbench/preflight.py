@@ -1,0 +1,267 @@
+"""Preflight: everything that can be known to go wrong before a server is started, as a table of checks."""
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from workbench import flags as server_flags
+from workbench import memory, pair_rules
+from workbench.arms import Arm
+from workbench.checks import Check, passed, refused, warned
+from workbench.errors import BadInput
+from workbench.flags import flag, number
+from workbench.pair import ModelShape, read
+from workbench.profile import Profile
+
+__all__ = ["Check", "check", "refuse"]
+SGLANG = "0.5.23"
+PYTHON = (3, 11)
+log = logging.getLogger(__name__)
+
+
+def check(profile: Profile, arms: Sequence[Arm] | None = None, free_bytes: int | Sequence[int] | None = None) -> list[Check]:
+    """Check a profile for the given arms (its own where None), in the order in which things can go wrong.
+
+    free_bytes: free memory of each rank's device, in bytes; measured where None. Nothing is started and nothing is raised.
+    """
+    checks: list[Check] = []
+    try:
+        for found in _findings(profile, tuple(profile.arms if arms is None else arms), free_bytes, checks):
+            checks.append(found)
+    except BadInput as error:                   # a flag that is no number: it may stand in the table already
+        found = refused(error.field, error.problem, error.mend)
+        checks += [found] if found not in checks else []
+    return checks
+
+
+def _findings(profile: Profile, arms: tuple[Arm, ...], free_bytes, so_far: list[Check]) -> Iterator[Check]:
+    yield from _tried(lambda: versions(profile))
+    yield from _tried(lambda: server_flags.check(profile))
+    yield from _tried(lambda: port(profile))
+    for arm in arms:
+        if arm.speculates:
+            yield from _tried(lambda: [pair_rules.group(profile, arm), pair_rules.tree(profile, arm)])
+    target, found = _model(profile, "target")
+    yield from found
+    draft, found = _model(profile, "draft") if any(arm.speculates for arm in arms) else (None, [])
+    yield from found
+    if target is not None:
+        yield from _fit(profile, target, draft, arms)
+    longest, found = _prompts(profile, target)
+    yield from found
+    free, found = _free(profile, free_bytes)
+    yield from found
+    # Memory is predicted from shapes, so it means nothing while these do not fit.
+    if all(c.status != "refused" for c in so_far):
+        for arm in arms:
+            yield room(profile, memory.predict(profile, target, draft, arm), arm, min(free[:profile.tp]), longest)
+
+
+def refuse(checks: Iterable[Check]) -> None:
+    """Stop at the first refused check.
+
+    Raises: BadInput with its field, problem and mend.
+    """
+    for found in checks:
+        if found.status == "refused":
+            raise BadInput(found.name, found.detail, found.mend)
+        if found.status == "warned":
+            log.warning("%s: %s; %s.", found.name, found.detail, found.mend)
+
+
+def _tried(rule: Callable[[], Iterable[Check]]) -> list[Check]:
+    found = []
+    try:
+        found.extend(rule())
+    except BadInput as error:
+        found.append(refused(error.field, error.problem, error.mend))
+    return found
+
+
+def versions(profile: Profile) -> Iterator[Check]:
+    """The interpreter, and the SGLang release whose source the patch was written against."""
+    if sys.version_info < PYTHON:
+        yield refused("python", f"is {sys.version.split()[0]}", f"use {PYTHON[0]}.{PYTHON[1]} or newer")
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        found = None
+    if found != SGLANG:
+        yield refused("sglang", f"is {found}, and the patch is written for {SGLANG}" if found else "is not installed", f"install sglang=={SGLANG}")
+    else:
+        yield passed("versions", f"Python {sys.version.split()[0]}, SGLang {found}")
+
+
+def port(profile: Profile) -> Iterator[Check]:
+    """A port that the profile names must be free; without one the workbench takes a free port itself."""
+    named = number(profile, "port")
+    if named is None:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)     # as the server does: a port in TIME_WAIT is free
+        try:
+            probe.bind(("127.0.0.1", int(named)))
+        except (OSError, OverflowError):
+            yield refused("server.flags.port", f"{named:.0f} is in use or cannot be opened", "leave it out, or name a free port")
+            return
+    yield passed("server.flags.port", f"{named:.0f} is free")
+
+
+def _model(profile: Profile, which: str) -> tuple[ModelShape | None, list[Check]]:
+    field, folder = f"pair.{which}", getattr(profile.pair, which)
+    try:
+        shape = read(folder, field)
+    except BadInput as error:
+        return None, [refused(error.field, error.problem, error.mend)]
+    return shape, list(weights(profile, shape)) + list(remote_code(profile, shape))
+
+
+def weights(profile: Profile, shape: ModelShape) -> Iterator[Check]:
+    """Weights are there unless dummies are asked for, and in a format that runs no code of strangers when it is opened."""
+    named = str(flag(profile, "load-format", "auto"))
+    if shape.field == "pair.draft":
+        named = str(flag(profile, "speculative-draft-load-format", None) or named)
+    if named == "dummy" or shape.tensors:
+        return
+    others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in shape.folder.glob(pattern))
+    if others and named == "auto":
+        yield refused(shape.field, f"holds {others[0]} and no safetensors, and opening it can run code", "convert it to safetensors, or name "
+                      "its format in server.flags.load-format")
+    elif not others:
+        yield refused(shape.field, "has no *.safetensors", "take a complete model folder, or set server.flags.load-format to dummy")
+    else:
+        yield warned(shape.field, f"is loaded as {named}, whose weights cannot be checked beforehand", "convert it to safetensors")
+
+
+def remote_code(profile: Profile, shape: ModelShape) -> Iterator[Check]:
+    """Code that a folder brings is needed where neither SGLang nor transformers knows its model or tokenizer."""
+    if profile.server.trust_remote_code:
+        return
+    config = json.loads((shape.folder / "config.json").read_text())
+    tokenizer = shape.folder / "tokenizer_config.json"
+    own_tokenizer = tokenizer.is_file() and "auto_map" in tokenizer.read_text() and not (shape.folder / "tokenizer.json").exists()
+    asks = []
+    if "auto_map" in config and not _known_model_type(str(config.get("model_type"))):
+        asks.append("its configuration class")
+    if own_tokenizer and shape.field == "pair.target" and not flag(profile, "skip-tokenizer-init", False):
+        asks.append("its tokenizer")
+    if asks:
+        yield refused("server.trust_remote_code", f"is off, and {shape.field} brings code for {' and '.join(asks)}", "read that code, then set it")
+
+
+@cache
+def _known_model_type(name: str) -> bool:
+    """Whether SGLang or transformers has a configuration class of this model_type, by their source: importing them takes seconds."""
+    quoted = re.compile(rf"""["']{re.escape(name)}["']""")
+    for package, under in (("transformers", "models/auto"), ("sglang", "srt/configs")):
+        spec = find_spec(package)
+        for root in spec.submodule_search_locations or () if spec else ():
+            if any(quoted.search(path.read_text()) for path in (Path(root) / under).glob("*.py")):
+                return True
+    return False
+
+
+def _fit(profile: Profile, target: ModelShape, draft: ModelShape | None, arms: Sequence[Arm]) -> Iterator[Check]:
+    yield pair_rules.rotary(profile, target)
+    yield pair_rules.heads(target, profile.tp, "tp")
+    if draft is not None:
+        for rule in pair_rules.PAIR_RULES:
+            yield from _tried(lambda: [rule(profile, target, draft)])
+        for group in dict.fromkeys(arm.group for arm in arms if arm.speculates):
+            if not group or profile.tp % group == 0:
+                yield pair_rules.heads(draft, group or profile.tp, f"plan.arms own-{group}" if group else "tp")
+    for shape in (target, draft):
+        if shape is not None:
+            yield pair_rules.stored_weights(shape)
+
+
+def _prompts(profile: Profile, target: ModelShape | None) -> tuple[int, list[Check]]:
+    """Tokens of the longest prompt (0 where unknown), and what is wrong with the prompts."""
+    field, path = "workload.prompts", profile.workload.prompts
+    if str(path) == "random":
+        return 0, [warned(field, "are random tokens, which say nothing of accept rates", "give a file of held-out text")]
+    try:
+        prompts = json.loads(Path(path).read_text())
+        lengths = [len(p["input_ids"]) for p in prompts]
+        highest = max(max(p["input_ids"]) for p in prompts)
+    except OSError:
+        return 0, [refused(field, f"{path} cannot be read", 'give a JSON file of {"id", "input_ids"}, or random')]
+    except (ValueError, TypeError, KeyError):
+        return 0, [refused(field, f"{Path(path).name} is no list of {{\"id\", \"input_ids\"}} with tokens in each", "write it so, or use random")]
+    if target is not None and highest >= target.vocab_size:
+        return 0, [refused(field, f"hold token {highest} where the target has {target.vocab_size}", "take prompts of this pair's tokenizer")]
+    needed = max(lengths) + profile.workload.max_new_tokens
+    if target is not None and needed > (served := number(profile, "context-length", target.context)):
+        return 0, [refused("workload.max_new_tokens", f"make {needed} tokens with the longest prompt where the target takes {served:.0f}",
+                           f"lower it to {max(1, int(served) - max(lengths))}")]
+    return max(lengths), [passed(field, f"{len(prompts)} of {min(lengths)} to {max(lengths)} tokens")]
+
+
+def gpus(visible: str | None = None) -> list[int]:
+    """Free bytes of each GPU of ``visible`` (CUDA_VISIBLE_DEVICES; all where None), by the driver's nvidia-smi; empty where there is none."""
+    only = [] if visible is None else [f"--id={visible}"]
+    try:
+        answer = subprocess.run(["nvidia-smi", *only, "--query-gpu=memory.free", "--format=csv,noheader,nounits"],
+                                capture_output=True, text=True, timeout=30, check=True).stdout
+        return [] if visible == "" else [int(line) * memory.MIB for line in answer.split()]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
+
+
+def _free(profile: Profile, given: int | Sequence[int] | None) -> tuple[list[int], list[Check]]:
+    if given is not None:
+        free = [given] * profile.tp if isinstance(given, int) else list(given)
+    elif profile.engine == "cuda":
+        free = gpus(profile.server.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")))
+    else:
+        free = [psutil.virtual_memory().available // profile.tp] * profile.tp
+    if len(free) < profile.tp:
+        return [], [refused("tp", f"is {profile.tp}, but {len(free) or 'no'} GPU{'s are' if len(free) != 1 else ' is'} visible",
+                            "lower it, use a machine with more GPUs or a profile of the CPU engine")]
+    least = min(free[:profile.tp])
+    return free, [passed("engine", f"{profile.engine}: {profile.tp} devices with at least {memory.gib(least)} free each")]
+
+
+def room(profile: Profile, needs: memory.ArmMemory, arm: Arm, free: int, longest_prompt: int) -> Check:
+    """Whether an arm's weights and KV pools fit the ``free`` bytes of one rank, for the workload at hand.
+
+    SGLang fills its static share with KV tokens, up to max-total-tokens (kv_cache_configurator.py:3122).
+    """
+    field, static, limit = f"memory {needs.arm}", memory.static_bytes(profile, free), number(profile, "max-total-tokens")
+    draft_tokens = profile.speculation.of(arm).draft_tokens if arm.speculates else 1
+    # A request holds its prompt, its answer, and one round of drafts more than it keeps (mem_cache/allocation_sizing.py:28).
+    wanted = profile.workload.concurrency * (longest_prompt + profile.workload.max_new_tokens + draft_tokens)
+    tokens, page = needs.tokens(static), max(1, int(number(profile, "page-size", 1)))
+    capacity = int(min(tokens, tokens if limit is None else limit)) // page * page
+    taken = needs.weights + needs.pools(capacity, page)
+    said = (f"weights {memory.gib(needs.weights)} a rank (target {memory.gib(needs.target)}, draft {memory.gib(needs.draft)}, "
+            f"copied embedding {memory.gib(needs.embedding)}); KV {needs.kv} + {needs.draft_kv} bytes a token, {capacity} tokens "
+            f"in {memory.gib(needs.pools(capacity, page))}; {memory.gib(taken)} of {memory.gib(free)} free, {memory.gib(static)} static")
+    doubt = refused if needs.exact else warned
+    if needs.weights >= static:
+        return doubt(field, f"weights of {memory.gib(needs.weights)} a rank leave no room in {memory.gib(static)} ({memory.gib(free)} free)",
+                     "raise server.flags.mem-fraction-static or tp, or take a smaller pair")
+    if capacity < wanted:
+        return doubt(field, f"has room for {capacity} tokens where the workload needs {wanted} ({said})",
+                     "raise server.flags.max-total-tokens or mem-fraction-static, or lower workload.concurrency")
+    if taken > free:
+        most = int((static - needs.weights) // (needs.kv + needs.draft_kv)) - page
+        return doubt(field, f"SGLang prices {needs.priced} bytes a token where {needs.kv + needs.draft_kv} are taken ({said})",
+                     f"set server.flags.max-total-tokens to {most} or less")
+    if limit is not None and limit > tokens:
+        return warned(field, f"max-total-tokens {limit:.0f} is cut to {tokens} ({said})", f"set it to {tokens} or less, the same for every arm")
+    if not needs.exact:
+        return warned(field, f"{said}, a guide only: not every layout of this pair is known", "watch the first start")
+    return passed(field, said)
