@@ -1,0 +1,182 @@
+"""Tables: numbers checked by hand, unknown stays unknown, nothing that does not count is counted."""
+import math
+
+import pandas as pd
+import pytest
+
+from tests.simulated import PROFILE, PROVENANCE, VERDICT, block, failure, records, refused
+from workbench import tables
+from workbench.runlog import Finding, Request
+
+UNKNOWN_NUMBERS = [None, math.nan, math.inf, "3", True]
+
+
+def with_histograms(arm, *histograms, role="measure"):
+    requests = tuple(Request(prompt=f"p{n}", prompt_tokens=1, completion_tokens=10, sent=0, end=1, histogram=h) for n, h in enumerate(histograms))
+    return block(0, arm, 0, 0, role=role).model_copy(update={"requests": requests})
+
+
+def test_throughput_is_all_tokens_over_the_blocks_seconds():
+    made = block(5, "shared", 1, 0).model_copy(update={"seconds": 4.0})
+    row = tables.blocks([made]).iloc[0]
+    assert (row["tokens"], row["throughput (tokens/s)"], row["pair"]) == (256, 64.0, 1)
+
+
+def test_a_block_without_duration_has_unknown_throughput():
+    assert tables.blocks([block(1, "shared", 0, 0).model_copy(update={"seconds": 0.0})])["throughput (tokens/s)"].isna().all()
+
+
+@pytest.mark.parametrize("role", ["warmup", "parity"])
+def test_only_measured_blocks_count(role):
+    log = [block(1, "shared", 0, 0, role=role), block(2, "own-1", 0, 0)]
+    assert tables.blocks(log)["arm"].tolist() == ["own-1"]
+    assert set(tables.accept_by_position(log)["arm"]) == {"own-1"}
+
+
+def test_positions_are_counted_from_the_histogram():
+    table = tables.accept_by_position([with_histograms("own-1", (1, 2, 3, 4), None, (5, 0, 0, 5))])
+    assert table["reached (cycles)"].tolist() == [20, 14, 12]
+    assert table["accepted (cycles)"].tolist() == [14, 12, 9]
+    assert table["accepted (% of cycles)"].tolist() == pytest.approx([70, 60, 45])
+    assert table["accepted (% of reached)"].tolist() == pytest.approx([70, 100 * 12 / 14, 75])
+
+
+def test_histograms_of_unequal_length_are_aligned_at_zero():
+    table = tables.accept_by_position([with_histograms("own-1", (4, 6), (0, 0, 10))])
+    assert table["accepted (cycles)"].tolist() == [16, 10]
+
+
+def test_shares_of_positions_and_the_bonus_token_are_the_accept_length():
+    log = records()
+    mine = [r for b in tables.measured(log) if b.arm == "shared" for r in b.requests]
+    length = 1 + sum(r.correct for r in mine) / sum(r.verify_ct for r in mine)
+    table = tables.accept_by_position(log)
+    assert 1 + table.loc[table["arm"] == "shared", "accepted (% of cycles)"].sum() / 100 == pytest.approx(length)
+
+
+def test_an_arm_without_rounds_has_no_positions():
+    assert tables.accept_by_position([with_histograms("own-1", (), (0, 0, 0))])["accepted (% of cycles)"].isna().all()
+    assert tables.accept_by_position([with_histograms("none", None)]).empty
+
+
+def many_blocks(number):
+    arms = ["shared", "own-1", "none"]
+    return pd.DataFrame([("draft_tp", arms[n % 3], n % 5, n // 3, 100 + n % 7, 1.0 + n % 2, 1) for n in range(number)],
+                        columns=["experiment", "arm", "start", "pair", "tokens", "time (s)", "blocks"])
+
+
+@pytest.mark.parametrize("number", [5_000, 5_001, 12_345])
+def test_thinning_keeps_every_arms_tokens_and_seconds(number):
+    full = many_blocks(number)
+    thin = tables.thinned(full)
+    assert len(thin) <= 5_000 and thin["blocks"].sum() == number
+    groups = ["experiment", "arm", "start"]
+    pd.testing.assert_frame_equal(thin.groupby(groups)[["tokens", "time (s)"]].sum(), full.groupby(groups)[["tokens", "time (s)"]].sum())
+    if number > 5_000:
+        assert (thin["throughput (tokens/s)"] - thin["tokens"] / thin["time (s)"]).abs().max() < 1e-9
+
+
+def test_thinning_merges_neighbours_only():
+    full = many_blocks(12_000).assign(tokens=lambda table: 2.0 ** -(table["pair"] % 7))
+    thin = tables.thinned(full.sample(frac=1, random_state=0), limit=4_500)
+    size = int(thin["blocks"].max())
+    one = full[(full["arm"] == "shared") & (full["start"] == 0)]["tokens"].tolist()
+    in_order = [sum(one[n:n + size]) for n in range(0, len(one), size)]
+    assert size > 1 and thin[(thin["arm"] == "shared") & (thin["start"] == 0)]["tokens"].tolist() == in_order
+
+
+def test_more_starts_than_rows_are_merged_across_starts_and_more_arms_are_refused():
+    full = many_blocks(100).assign(start=range(100))
+    assert len(tables.thinned(full, limit=20)) <= 20
+    with pytest.raises(ValueError, match="too many arms"):
+        tables.thinned(full.assign(arm=[f"arm {n}" for n in range(100)]), limit=20)
+
+
+def test_arms_say_what_they_are_and_what_they_did():
+    table = tables.arms(VERDICT, PROFILE).set_index("arm")
+    assert table["draft TP (ranks)"].to_dict() == {"none": "–", "shared": 2, "own-1": 1}
+    assert table.loc["shared", ["draft", "throughput (tokens/s)", "accept rate (%)", "draft collectives (per cycle)"]].tolist() == \
+        ["chain of 3 steps", 88.3, pytest.approx(67), 8]
+    assert table.loc["none", tables.DRAFT_ONLY].tolist() == ["–"] * 5
+
+
+@pytest.mark.parametrize("arm, words", [("own-1+steps=1", "chain of 1 step"), ("own-1+topk=2+draft_tokens=8", "tree of 3 steps, topk 2, 8 tokens"),
+                                        ("own-1+topk=1+draft_tokens=9", "unknown"), ("no arm", "unknown")])
+def test_an_arms_own_settings_are_named(arm, words):
+    assert tables.arms({"arms": {arm: {}}}, PROFILE)["draft"].tolist() == [words]
+
+
+@pytest.mark.parametrize("value", UNKNOWN_NUMBERS)
+def test_an_unknown_number_is_never_zero(value):
+    facts = {"tokens_per_s": value, "cycle_ms": value, "accept_length": value, "accept_rate": value, "collectives_per_round": {"draft": value},
+             "stage_ms": {"draft": value}, "attested": None}
+    verdict = {"arms": {"own-1": facts}, "comparisons": [{"a": "own-1", "b": "shared", "ratio": value, "low": value, "high": value}]}
+    shown = tables.shown(tables.arms(verdict, PROFILE)).iloc[0]
+    for column in ("throughput (tokens/s)", "cycle (ms)", "accept length (tokens/cycle)", "accept rate (%)", "draft collectives (per cycle)",
+                   "attested"):
+        assert shown[column] == "unknown"
+    assert tables.shown(tables.comparisons(verdict))["ratio"].tolist() == ["unknown"]
+    assert tables.collectives(verdict)["collectives (per cycle)"].isna().all() and tables.stage_times(verdict)["time (ms/cycle)"].isna().all()
+
+
+def test_a_zero_is_never_unknown():
+    verdict = {"arms": {"own-1": {"accept_rate": 0.0, "tokens_per_s": 0, "collectives_per_round": {"draft": 0}}}}
+    shown = tables.shown(tables.arms(verdict, PROFILE)).iloc[0]
+    assert (shown["accept rate (%)"], shown["throughput (tokens/s)"], shown["draft collectives (per cycle)"]) == ("0", "0", "0")
+
+
+def test_a_refused_comparison_keeps_its_reasons_and_no_ratio():
+    refused_one = VERDICT["comparisons"][0] | {"valid": False, "reasons": ["a reason"]}
+    row = tables.comparisons({"comparisons": [refused_one]}).iloc[0]
+    assert (row["comparison"], row["metric"], row["reasons"]) == ("own-1 ÷ shared", "throughput", ["a reason"])
+    assert row[["ratio", "low", "high"]].isna().all()
+
+
+@pytest.mark.parametrize("control, ratios", [(VERDICT["control"], [1.004]), ([VERDICT["control"], {"arm": "own-1", "ratio": 0.99}], [1.004, 0.99]),
+                                             ({}, []), (None, [])])
+def test_control_may_be_one_or_several_or_absent(control, ratios):
+    assert tables.controls({"control": control})["ratio"].tolist() == ratios
+
+
+def test_one_reason_is_said_once_with_all_that_it_concerns():
+    table = tables.refusals(refused()).set_index("key")
+    assert table.loc["cached_tokens", "concerns"] == "the run; throughput of own-1 ÷ shared; cycle time of own-1 ÷ shared"
+    assert table.loc["not_attested", "reason"].startswith("own-1 was not attested on rank 1")
+    assert table.loc["control", "concerns"] == "throughput of shared ÷ shared"
+    assert tables.refusals(VERDICT).empty
+
+
+def test_reasons_may_be_bare_sentences_or_lack_a_key():
+    assert tables.refusals({"reasons": ["bare", {"sentence": "keyless"}]})["reason"].tolist() == ["bare", "keyless"]
+
+
+def test_collectives_are_in_the_cycles_order_with_their_kinds():
+    table = tables.collectives(VERDICT)
+    shared = table[table["arm"] == "shared"]
+    assert shared["stage"].tolist() == ["draft", "verify", "draft-extend"]
+    assert shared["kinds"].tolist() == ["6 all-reduce, 2 all-gather", "9 all-reduce, 1 all-gather", "3 all-reduce, 1 all-gather"]
+    assert table[table["arm"] == "own-1"]["collectives (per cycle)"].tolist() == [1, 10, 0]
+
+
+def test_failures_name_what_failed_and_requests_that_did():
+    broken = block(1, "own-1", 0, 0)
+    broken = broken.model_copy(update={"requests": (broken.requests[0].model_copy(update={"error": "cut off"}),)})
+    assert tables.failures([failure(), broken])[["what", "reason"]].values.tolist() == [["hung", "no token within 60 s"],
+                                                                                       ["request", "heldout-000: cut off"]]
+
+
+def test_of_two_findings_with_one_name_the_later_counts():
+    log = [Finding(experiment="probe", name="option", time="t", value=value) for value in ("first", {"found": False})]
+    assert tables.findings(log)["value"].tolist() == ['{"found": false}']
+
+
+def test_provenance_is_flat_and_keeps_lists():
+    table = tables.provenance({**PROVENANCE, "ranks": [{"gpu": 0}, {"gpu": None}]}).set_index("fact")["value"]
+    assert table["versions.sglang"] == "0.5.23" and table["flags"] == "--tp 2 --dtype float32" and table["machine.gpus"] == "none"
+    assert table["ranks.1.gpu"] == "0" and table["ranks.2.gpu"] == "unknown"
+
+
+@pytest.mark.parametrize("cells, words", [([1.0, 12.0], ["1", "12"]), ([0.5, None], ["0.500", "unknown"]), ([12.345, 3.2], ["12.35", "3.20"]),
+                                          ([1234.5, 1.0], ["1,234", "1"]), ([True, False], ["yes", "no"]), (["–", 2.0], ["–", "2"])])
+def test_a_columns_numbers_share_their_decimals(cells, words):
+    assert tables.shown(pd.DataFrame({"c": pd.Series(cells, dtype=object)}))["c"].tolist() == words

@@ -1,0 +1,178 @@
+"""Charts of a run: pure functions from the tables of workbench.tables to altair charts, and how they are shown without a network."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import altair as alt
+import pandas as pd
+import vl_convert
+from IPython.display import SVG
+
+from workbench import tables
+
+WIDE, NARROW = 720, 340  # pixels of a whole chart: on a page or a screen, on a phone
+FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
+INK, MUTED, FAINT, BAND = "#1f2933", "#66717d", "#e4e7eb", "#eceef1"
+# Near Okabe and Ito's order of hues, which colour-blind readers tell apart; grey is kept for the arm without a draft.
+ARM_COLOURS = ("#c65d21", "#2b6ca3", "#2f8f75", "#a35d94", "#b8902c", "#5a9bc9")
+WITHOUT_DRAFT = "#7b8794"
+STAGE_COLOURS = ("#d9a441", "#35618f", "#9fb8cf", "#8c6bb1")
+
+
+def throughput_by_pair(blocks: pd.DataFrame, arms: Sequence[str] | None = None, width: int = WIDE) -> alt.LayerChart:
+    """Tokens a second of each block over the number of its pair; what moves both arms of a pair alike cancels in their ratio.
+
+    blocks: ``tables.blocks`` of one experiment. arms: all arms of the report, so that an arm keeps its colour in every chart.
+    """
+    base = alt.Chart(tables.thinned(blocks)).encode(
+        alt.X("pair:Q", title="pair of blocks", axis=alt.Axis(tickMinStep=1, format="d", grid=False), scale=alt.Scale(nice=False, padding=12)),
+        alt.Y("throughput (tokens/s):Q", scale=alt.Scale(zero=False, padding=10)), _colour(blocks, arms))
+    return _finished(base.mark_line(strokeWidth=1, opacity=0.45) + base.mark_circle(size=46, opacity=1), width, 250)
+
+
+def throughput_by_start(blocks: pd.DataFrame, arms: Sequence[str] | None = None, width: int = WIDE) -> alt.LayerChart:
+    """Tokens a second of each block by the server start it ran in; the bar is the start's mean, the unit of comparison.
+
+    blocks, arms: as for ``throughput_by_pair``.
+    """
+    base = alt.Chart(tables.thinned(blocks)).encode(alt.X("start:O", title="server start", axis=alt.Axis(labelAngle=0)), _colour(blocks, arms))
+    y = dict(field="throughput (tokens/s)", type="quantitative", title="throughput (tokens/s)", scale=alt.Scale(zero=False, padding=10))
+    return _finished(base.mark_circle(size=40, opacity=0.5).encode(alt.Y(**y))
+                     + base.mark_tick(thickness=3, size=26).encode(alt.Y(**y, aggregate="mean")), width, 250)
+
+
+def forest(comparisons: pd.DataFrame, controls: pd.DataFrame | None = None, width: int = WIDE) -> alt.LayerChart:
+    """Each ratio with its interval, the line of no difference at 1, and behind each its experiment's control as a grey band.
+
+    comparisons, controls: ``tables.comparisons`` and ``tables.controls``, of one metric. A row without numbers keeps its
+    place and says "refused" or "unknown".
+    """
+    parts = [comparisons.assign(control=False)] + ([] if controls is None or controls.empty else [controls.assign(control=True)])
+    rows = pd.concat(parts, ignore_index=True)
+    several = rows["experiment"].nunique() > 1
+    rows["label"] = [_forest_label(row, several) for row in rows.itertuples()]
+    known = rows.drop(columns="reasons").dropna(subset="ratio")
+    bands = known.merge(known.loc[known["control"], ["experiment", "low", "high"]], on="experiment", suffixes=("_own", ""))
+    ends = [1.0, *known[["ratio", "low", "high"]].stack()]
+    margin = 0.08 * (max(ends) - min(ends)) or 0.1
+    scale = alt.Scale(domain=[min(ends) - margin, max(ends) + margin], nice=False, zero=False)
+    x = dict(type="quantitative", title="ratio (1: no difference)", scale=scale, axis=alt.Axis(grid=False, tickCount=width // 90))
+    y = alt.Y("label:N", title=None, sort=None, scale=alt.Scale(domain=rows["label"].tolist(), padding=0),
+              axis=alt.Axis(labelExpr="split(datum.label, '\\n')", labelLimit=width * 0.45, labelLineHeight=15, labelOffset=-15 if several else -7,
+                            ticks=False, domain=False))
+    base = alt.Chart(known).encode(
+        y, color=alt.when(alt.datum.control).then(alt.value(WITHOUT_DRAFT)).otherwise(alt.value(INK)))
+    return _finished(
+        alt.Chart(bands).mark_rect(color=BAND).encode(y, alt.X(field="low", **x), alt.X2("high"))
+        + alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=MUTED, strokeDash=[3, 3]).encode(alt.X(field="ratio", **x))
+        + base.mark_rule(strokeWidth=2.5).encode(alt.X(field="low", **x), alt.X2("high"))
+        + base.mark_circle(size=90, opacity=1).encode(alt.X(field="ratio", **x)), width, (66 if several else 50) * len(rows))
+
+
+def accept_by_position(table: pd.DataFrame, arms: Sequence[str] | None = None, width: int = WIDE) -> alt.LayerChart:
+    """Share of the cycles in which the draft token at each position was accepted, the arms side by side.
+
+    table: ``tables.accept_by_position``. arms: all arms of the report.
+    """
+    base = alt.Chart(table).encode(
+        alt.X("position:O", title="position of the draft token", axis=alt.Axis(labelAngle=0), scale=alt.Scale(paddingInner=0.35)),
+        alt.XOffset("arm:N", sort=_order(table["arm"]), scale=alt.Scale(paddingInner=0.12)),
+        alt.Y("accepted (% of cycles):Q", scale=alt.Scale(domain=[0, 100])))
+    text = base.mark_text(dy=-7, color=MUTED).encode(alt.Text("accepted (% of cycles):Q", format=".0f"))
+    return _finished(base.mark_bar().encode(_colour(table, arms)) + text, width, 230)
+
+
+def collectives(table: pd.DataFrame, arms: Sequence[str] | None = None, width: int = WIDE) -> alt.LayerChart:
+    """Collectives a cycle by stage, the arms under each other, each bar with the kinds it is made of.
+
+    table: ``tables.collectives``. arms: all arms of the report.
+    """
+    counts = table["collectives (per cycle)"]
+    table = table.assign(count=counts, end=counts.fillna(0), text=[kinds or tables.decimal(n) for kinds, n in zip(table["kinds"], counts)])
+    room = 1.9 if width > NARROW else 2.8  # the words stand to the right of the longest bar
+    x = dict(type="quantitative", title="collectives (per cycle)", axis=alt.Axis(tickMinStep=1, tickCount=width // 60),
+             scale=alt.Scale(domain=[0, room * (table["end"].max() or 1)], nice=False))
+    base = alt.Chart(table).encode(
+        alt.Y("stage:N", title=None, sort=_stages(table), axis=alt.Axis(ticks=False), scale=alt.Scale(paddingInner=0.25)),
+        alt.YOffset("arm:N", sort=_order(table["arm"]), scale=alt.Scale(paddingInner=0.15)))
+    bars = base.transform_filter("isValid(datum.count)").mark_bar().encode(alt.X(field="count", **x), _colour(table, arms))
+    words = base.mark_text(align="left", dx=5, color=MUTED).encode(alt.X(field="end", **x), text="text:N")
+    return _finished(bars + words, width, (22 * table["arm"].nunique() + 14) * table["stage"].nunique())
+
+
+def stage_times(table: pd.DataFrame, width: int = WIDE) -> alt.Chart:
+    """How a cycle's milliseconds divide into its stages, one bar an arm.
+
+    table: ``tables.stage_times``.
+    """
+    stages = _stages(table)
+    chart = alt.Chart(table.assign(order=table["stage"].map(stages.index))).mark_bar().encode(
+        alt.X("time (ms/cycle):Q", stack="zero"), alt.Order("order:Q"),
+        alt.Y("arm:N", title=None, sort=_order(table["arm"]), axis=alt.Axis(ticks=False), scale=alt.Scale(padding=0.3)),
+        alt.Color("stage:N", title=None, scale=alt.Scale(domain=stages, range=STAGE_COLOURS)))
+    return _finished(chart, width, 42 * table["arm"].nunique())
+
+
+def svg(chart: alt.TopLevelMixin) -> str:
+    """The chart as one SVG element: no script, nothing loaded, text escaped by Vega."""
+    return vl_convert.vegalite_to_svg(chart.to_dict(), allowed_base_urls=[])
+
+
+def inline(chart: alt.TopLevelMixin) -> SVG:
+    """The chart for a notebook's output: an image that stays in the file and needs neither network nor JavaScript."""
+    return SVG(data=svg(chart))
+
+
+def palette(arms: Sequence[str]) -> dict[str, str]:
+    """A colour for each arm: by its configuration's place among all of them, grey without a draft, a replica paler."""
+    parsed = {name: tables.parsed(name) for name in _order(arms)}
+    hues: dict[object, str] = {}
+    colours = {}
+    for name, arm in parsed.items():
+        if arm is not None and not arm.speculates:
+            hue = WITHOUT_DRAFT
+        else:
+            hue = hues.setdefault(name if arm is None else arm.configuration, ARM_COLOURS[len(hues) % len(ARM_COLOURS)])
+        colours[name] = _paler(hue) if arm is not None and arm.replica else hue
+    return colours
+
+
+def _paler(colour: str) -> str:
+    """Half way to white."""
+    return "#" + "".join(f"{(int(colour[n:n + 2], 16) + 255) // 2:02x}" for n in (1, 3, 5))
+
+
+def _order(arms: Sequence[str]) -> list[str]:
+    """none, shared, then own groups by size, replicas after the arm they repeat; names that are no arm last."""
+    def key(name: str) -> tuple:
+        arm = tables.parsed(name)
+        return (3, 0, 0, name) if arm is None else (("none", "shared", "own").index(arm.placement), arm.group or 0, arm.replica or 0, name)
+    return sorted(dict.fromkeys(arms), key=key)
+
+
+def _stages(table: pd.DataFrame) -> list[str]:
+    return [stage for stage, _ in tables.in_order(dict.fromkeys(table["stage"]))]
+
+
+def _colour(table: pd.DataFrame, arms: Sequence[str] | None) -> alt.Color:
+    """Only the table's own arms are in the legend, in the colours they have among all."""
+    colours = palette([*table["arm"], *(arms or ())])
+    present = _order(table["arm"])
+    return alt.Color("arm:N", title=None, scale=alt.Scale(domain=present, range=[colours[name] for name in present]))
+
+
+def _forest_label(row, several: bool) -> str:
+    interval = f"{tables.fixed(row.ratio)} [{tables.fixed(row.low)}, {tables.fixed(row.high)}]" if row.valid else "refused"
+    about = ", ".join(filter(None, [row.experiment if several else "", "control" if row.control else ""]))
+    return "\n".join(filter(None, [row.comparison, about, interval]))
+
+
+def _finished(chart: alt.TopLevelMixin, width: int, height: float) -> alt.TopLevelMixin:
+    """The look all charts share; width is that of the whole picture, axes and legend included."""
+    axis = dict(labelColor=MUTED, titleColor=MUTED, titleFontWeight="normal", labelFontSize=12, titleFontSize=12, titlePadding=8,
+                gridColor=FAINT, domainColor="#b8c0c8", tickColor="#b8c0c8")
+    legend = dict(orient="top", direction="horizontal", labelFontSize=12, labelColor=INK, symbolType="circle", symbolOpacity=1, offset=12,
+                  labelLimit=220)
+    return (chart.properties(width=width, height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding"), padding=4,
+                             background="transparent")
+            .configure(font=FONT).configure_view(stroke=None).configure_axis(**axis).configure_legend(**legend).configure_text(fontSize=11))

@@ -1,0 +1,219 @@
+"""The report: a run's verdict, records and provenance as one HTML file that opens with no network and runs no script."""
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from workbench import charts, tables
+from workbench.profile import ROOT
+from workbench.runlog import Block, Line
+
+QUESTION = "Is the draft’s tensor parallelism what makes EAGLE-3 slow?"
+DATA_LIMIT = 20_000_000  # bytes of raw data inside the file; browsers and mail get slow beyond
+_TEMPLATES = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
+                         trim_blocks=True, lstrip_blocks=True)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart with the sentence that says how to read it, drawn twice: for a page and for a phone."""
+
+    title: str
+    caption: str
+    wide: Markup
+    narrow: Markup
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people: columns as (name, unit, whether it holds numbers), rows of strings."""
+
+    columns: tuple[tuple[str, str, bool], ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Download:
+    name: str
+    about: str
+    size: str
+    link: str
+
+
+def render(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
+    """The report of one run as HTML text.
+
+    verdict: the content of verdict.json; any number in it may be missing (shown as "unknown"). records: of runs.jsonl.
+    provenance: of provenance.json; "command" (text or a list) is the command that made the run, "recording" the name of a
+    recorded one, both optional. profile: ``Profile.model_dump()``.
+    """
+    comparisons, controls, refusals = tables.comparisons(verdict), tables.controls(verdict), tables.refusals(verdict)
+    files, left_out = downloads(verdict, records, provenance, profile)
+    return _TEMPLATES.get_template("report.html.j2").render(
+        question=QUESTION, verdict=verdict, labels=labels(verdict, provenance, profile), about=profile.get("about", ""),
+        arms=_table(tables.arms(verdict, profile)), colours=charts.palette(list(verdict.get("arms") or {})),
+        conditions=conditions(records, profile), comparisons=_table(_ratios(comparisons, controls)),
+        reasons=refusals["reason"].tolist(), refusals=_table(refusals), figures=list(figures(verdict, records)),
+        failures=_table(tables.failures(records)), findings=_table(tables.findings(records)),
+        provenance=_table(tables.provenance(provenance)), commands=commands(verdict, records, provenance), files=files, left_out=left_out)
+
+
+def labels(verdict: Mapping[str, Any], provenance: Mapping[str, Any], profile: Mapping[str, Any]) -> list[str]:
+    """What a reader must know before any number: which engine, live or recorded, and whether it stands for something else."""
+    name = str(verdict.get("profile") or profile.get("name") or tables.UNKNOWN)
+    found = {"cpu": ["CPU engine: proves function, never speed"], "cuda": ["GPU"]}.get(verdict.get("engine"), ["engine unknown"])
+    found += [f"recorded: {provenance.get('recording') or name.removeprefix('recorded:')}"] if verdict.get("source") == "recorded" else ["live run"]
+    about = str(profile.get("about", "")).lower()
+    return found + [word for sign, word in (("simulat", "simulated"), ("stand-in", "stand-in")) if sign in about]
+
+
+def conditions(records: Sequence[Line], profile: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The setting beside any speed-up: pair, ranks, how it drafts, load and prompts; from the blocks where they say it."""
+    pair, work, plan = (profile.get(section) or {} for section in ("pair", "workload", "plan"))
+    blocks = tables.measured(records)
+    load = ", ".join(map(str, sorted({b.concurrency for b in blocks} or {work.get("concurrency", tables.UNKNOWN)})))
+    prompts = ", ".join(sorted({b.prompts_from for b in blocks})) or tables.UNKNOWN
+    return [
+        ("target", _portable(pair.get("target", tables.UNKNOWN))), ("draft", _portable(pair.get("draft", tables.UNKNOWN))),
+        ("target TP", f"{tables.decimal(profile.get('tp'))} ranks"), ("drafting", tables.drafting(None, profile)),
+        ("requests at once", load), ("requests a block", tables.decimal(work.get("requests_per_block"))),
+        ("new tokens a request", f"at most {tables.decimal(work.get('max_new_tokens'))}"), ("prompts", prompts),
+        ("blocks measured", f"{len(blocks)} in {len({b.start for b in blocks})} server starts"), ("seed", tables.decimal(plan.get("seed")))]
+
+
+def figures(verdict: Mapping[str, Any], records: Sequence[Line]) -> Iterator[Figure]:
+    """Every chart that this run has numbers for, in the order of the argument: how much, how sure, and why."""
+    blocks = tables.blocks(records)
+    arms = list(dict.fromkeys([*(verdict.get("arms") or {}), *blocks["arm"]]))
+    comparisons, controls = tables.comparisons(verdict), tables.controls(verdict)
+    for metric in dict.fromkeys(comparisons["metric"]):
+        rows, control = (table[table["metric"] == metric] for table in (comparisons, controls))
+        better = {"throughput": " Right of 1 the first arm is faster.", "cycle time": " Left of 1 the first arm is faster."}.get(metric, "")
+        if rows["ratio"].notna().any():
+            yield _figure(f"Ratio of {metric}, with its interval", f"{better} A grey band is the control of that experiment: what an arm "
+                          "differs from itself on the same schedule.", lambda width: charts.forest(rows, control, width))
+    for experiment, part in blocks.groupby("experiment", sort=False):
+        yield from _throughput(str(experiment), part, arms)
+    positions = tables.accept_by_position(records)
+    if len(positions):
+        yield _figure("Accepted drafts by position", "Share of all cycles in which the draft token at this position was accepted. The shares of an "
+                      "arm and the bonus token add up to its accept length.", lambda width: charts.accept_by_position(positions, arms, width))
+    collectives, stages = tables.collectives(verdict), tables.stage_times(verdict)
+    if len(collectives):
+        yield _figure("Collectives a cycle", "Counted inside the server on rank 0, by stage of the cycle.",
+                      lambda width: charts.collectives(collectives, arms, width))
+    if stages["time (ms/cycle)"].notna().any():
+        yield _figure("Where a cycle’s time goes", "Measured inside the server, by stage; a stage that is not shown was not measured.",
+                      lambda width: charts.stage_times(stages, width))
+
+
+def commands(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What to type to repeat the run, and what each server was started with: (about, command)."""
+    found = [("This run’s setting, every field of it, is in profile.yaml below", "workbench replay profile.yaml")]
+    if verdict.get("source") == "recorded":
+        found = [("Replay the recording", f"workbench replay {shlex.quote(str(verdict.get('profile')))}")]
+    if own := provenance.get("command"):
+        found.insert(0, ("The command that made this run", own if isinstance(own, str) else shlex.join(map(str, own))))
+    servers: dict[str, list[str]] = {}
+    for start in tables.starts(records):
+        environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in start.environment.items())
+        servers.setdefault(f"{environment} {shlex.join(start.command)}".strip(), []).append(f"{', '.join(start.arms)} ({start.experiment})")
+    return found + [(f"Server of {'; '.join(served)}", command) for command, served in servers.items()]
+
+
+def downloads(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapping[str, Any],
+              profile: Mapping[str, Any]) -> tuple[list[Download], str]:
+    """The raw data as data: links, and a sentence about what had to be left out ("" when nothing)."""
+    log, left_out = _jsonl(records), ""
+    if len(log) > DATA_LIMIT:
+        left_out = f"The run log is {_size(log)}, too much for one page: the tokens of the answers (output_ids) are left out of this copy."
+        log = _jsonl([_without_tokens(r) for r in records])
+    files = [("runs.jsonl", "every measured fact, one a line", log), ("verdict.json", "the verdict as data", _json(verdict)),
+             ("provenance.json", "versions, machine, hashes", _json(provenance)), ("profile.yaml", "every setting", _profile_yaml(profile))]
+    if len(log) > DATA_LIMIT:
+        left_out = f"The run log is {_size(log)}, too much for one page: take runs.jsonl from the run’s folder."
+        files = files[1:]
+    return [Download(name, about, _size(content), "data:application/octet-stream;base64," + base64.b64encode(content).decode())
+            for name, about, content in files], left_out
+
+
+def _throughput(experiment: str, blocks: pd.DataFrame, arms: Sequence[str]) -> Iterator[Figure]:
+    """By pair where one server ran several arms, by start where arms met across servers: the two units of comparison."""
+    by_start = blocks.groupby("start")["arm"]
+    paired = blocks[(by_start.transform("nunique") > 1) & blocks["pair"].notna()]
+    size = int(max(tables.thinned(blocks)["blocks"]))
+    each = "Each point is a block." if size == 1 else f"Each point is the mean of up to {size} neighbouring blocks."
+    if len(paired):
+        yield _figure(f"Throughput by pair of blocks: {experiment}", f"{each} The blocks of a pair share their prompts and ran one after the other.",
+                      lambda width: charts.throughput_by_pair(paired, arms, width))
+    if paired.empty or by_start.nunique().min() < blocks["arm"].nunique():
+        yield _figure(f"Throughput by server start: {experiment}", f"{each} The bar is the mean of a start. Servers of one arm differ, so across "
+                      "servers the start is the unit.", lambda width: charts.throughput_by_start(blocks, arms, width))
+
+
+def _figure(title: str, caption: str, chart: Callable[[int], alt.TopLevelMixin]) -> Figure:
+    return Figure(title, caption.strip(), *(Markup(charts.svg(chart(width))) for width in (charts.WIDE, charts.NARROW)))
+
+
+def _table(frame: pd.DataFrame) -> Table:
+    words = tables.shown(frame)
+    columns = tuple((name.partition(" (")[0], name.partition(" (")[2].rstrip(")"), any(not pd.isna(tables.number(cell)) for cell in frame[name].tolist()))
+                    for name in frame.columns)
+    return Table(columns, tuple(words.itertuples(index=False, name=None)))
+
+
+def _ratios(comparisons: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
+    """Comparisons and controls for people: the interval in one cell, "refused" where there is no result."""
+    parts = [comparisons] + ([controls.assign(comparison=controls["comparison"] + " (control)")] if len(controls) else [])
+    rows = pd.concat(parts, ignore_index=True)
+    said = [tables.fixed(row.ratio) if row.valid else "refused" for row in rows.itertuples()]
+    interval = [tables.NOT_APPLICABLE if word == "refused" else f"{tables.fixed(row.low)} to {tables.fixed(row.high)}"
+                for word, row in zip(said, rows.itertuples())]
+    table = rows.assign(ratio=said, interval=interval)
+    return table[["comparison", "metric", "ratio", "interval", "level (%)", "resolution (%)", "pairs", "method", "experiment"]]
+
+
+def _without_tokens(record: Line) -> Line:
+    if not isinstance(record, Block):
+        return record
+    return record.model_copy(update={"requests": tuple(r.model_copy(update={"output_ids": ()}) for r in record.requests)})
+
+
+def _jsonl(records: Sequence[Line]) -> bytes:
+    return b"".join(r.model_dump_json(exclude_none=True).encode() + b"\n" for r in records)
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, indent=2, default=str).encode()
+
+
+def _profile_yaml(profile: Mapping[str, Any]) -> bytes:
+    """The profile as ``workbench replay`` reads it, with the repository's own folders relative, so that it serves elsewhere."""
+    return yaml.safe_dump(_plain(profile), sort_keys=False, allow_unicode=True).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return _portable(value) if isinstance(value, (str, Path)) else value
+
+
+def _portable(path: Any) -> str:
+    return str(path).removeprefix(f"{ROOT}/")
+
+
+def _size(content: bytes) -> str:
+    return f"{len(content) / 1e6:.1f} MB" if len(content) >= 1e6 else f"{max(1, round(len(content) / 1e3))} kB"

@@ -1,0 +1,267 @@
+"""Tables of a run: pure functions from run-log records and a verdict to pandas tables, with units in the column names."""
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workbench.arms import Arm
+from workbench.errors import BadInput
+from workbench.profile import Speculation
+from workbench.runlog import Block, Failure, Finding, Line, Start
+
+MAX_ROWS = 5_000
+UNKNOWN = "unknown"
+NOT_APPLICABLE = "–"
+STAGES = ("draft", "verify", "draft_extend")
+METRICS = {"tokens_per_s": "throughput", "cycle_ms": "cycle time"}
+DRAFT_ONLY = ["draft TP (ranks)", "draft", "accept length (tokens/cycle)", "accept rate (%)", "draft collectives (per cycle)"]
+
+
+def measured(records: Sequence[Line]) -> list[Block]:
+    """The blocks that count for comparisons, in the order of the log."""
+    return [r for r in records if isinstance(r, Block) and r.role == "measure"]
+
+
+def blocks(records: Sequence[Line]) -> pd.DataFrame:
+    """One row a measured block: completion tokens of all its requests over the block's seconds, first sent to last ended."""
+    rows = [(b.experiment, b.arm, b.start, b.pair, sum(r.completion_tokens for r in b.requests), b.seconds, 1) for b in measured(records)]
+    table = pd.DataFrame(rows, columns=["experiment", "arm", "start", "pair", "tokens", "time (s)", "blocks"])
+    return _with_throughput(table.astype({"pair": "Int64"}))
+
+
+def thinned(table: pd.DataFrame, limit: int = MAX_ROWS) -> pd.DataFrame:
+    """``blocks`` in at most ``limit`` rows: neighbouring blocks of one arm and start are added up, "blocks" says how many.
+
+    Raises: ValueError when there are as many arms as rows allowed.
+    """
+    if len(table) <= limit:
+        return table
+    keys = ["experiment", "arm", "start"] if table.groupby(["experiment", "arm", "start"]).ngroups < limit else ["experiment", "arm"]
+    room = limit - table.groupby(keys).ngroups  # each group's last bin may be part full: one row more a group
+    if room < 1:
+        raise ValueError(f"{len(table)} blocks cannot be shown in {limit} rows: they are of too many arms")
+    table = table.sort_values([*keys, "pair"], kind="stable")
+    neighbours = table.groupby(keys).cumcount() // math.ceil(len(table) / room)
+    summed = ("tokens", "time (s)", "blocks")
+    merged = table.groupby([*keys, neighbours.rename("bin")]).agg({c: "sum" if c in summed else "first" for c in table if c not in keys})
+    return _with_throughput(merged.reset_index().drop(columns="bin"))
+
+
+def arms(verdict: Mapping[str, Any], profile: Mapping[str, Any]) -> pd.DataFrame:
+    """One row an arm, as the verdict has it; accept length counts the bonus token, accept rate is correct over proposed drafts.
+
+    An unknown number is NaN; what an arm without a draft cannot have is ``NOT_APPLICABLE``.
+    """
+    rows = []
+    for name, facts in (verdict.get("arms") or {}).items():
+        arm = parsed(name)
+        row = {
+            "arm": name, "draft TP (ranks)": _draft_ranks(arm, profile), "draft": drafting(arm, profile) if arm else UNKNOWN,
+            "throughput (tokens/s)": number(facts.get("tokens_per_s")), "cycle (ms)": number(facts.get("cycle_ms")),
+            "accept length (tokens/cycle)": number(facts.get("accept_length")), "accept rate (%)": 100 * number(facts.get("accept_rate")),
+            "draft collectives (per cycle)": number((facts.get("collectives_per_round") or {}).get("draft")),
+            "output": (verdict.get("parity") or {}).get(name) or "not checked", "attested": facts.get("attested")}
+        if arm is not None and not arm.speculates:
+            row |= {column: NOT_APPLICABLE for column in DRAFT_ONLY}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def comparisons(verdict: Mapping[str, Any]) -> pd.DataFrame:
+    """One row a comparison: the ratio of arm a to arm b with its interval; a refused one has no ratio, only its reasons."""
+    return _ratios(verdict.get("comparisons") or [])
+
+
+def controls(verdict: Mapping[str, Any]) -> pd.DataFrame:
+    """One row an A/A comparison, an arm against itself, in the columns of ``comparisons``."""
+    found = verdict.get("control") or []
+    return _ratios([{"a": c.get("arm"), "b": c.get("arm"), **c} for c in ([found] if isinstance(found, Mapping) else found)])
+
+
+def refusals(verdict: Mapping[str, Any]) -> pd.DataFrame:
+    """One row a reason why (part of) the result was refused, with all that it concerns."""
+    said = [(reason, "the run") for reason in verdict.get("reasons") or []]
+    said += [(reason, name) for name, facts in (verdict.get("arms") or {}).items() for reason in facts.get("reasons") or []]
+    said += [(reason, f"{row.metric} of {row.comparison}") for table in (comparisons(verdict), controls(verdict))
+             for row in table.itertuples() for reason in row.reasons]
+    concerns: dict[tuple[str, str], dict[str, None]] = {}
+    for reason, about in said:
+        reason = reason if isinstance(reason, Mapping) else {"sentence": str(reason)}
+        concerns.setdefault((reason.get("sentence", UNKNOWN), reason.get("key", "")), {})[about] = None
+    return pd.DataFrame([(sentence, "; ".join(about), key) for (sentence, key), about in concerns.items()],
+                        columns=["reason", "concerns", "key"])
+
+
+def accept_by_position(records: Sequence[Line]) -> pd.DataFrame:
+    """One row an arm and position in the draft: how often the draft token there was accepted.
+
+    From spec_correct_drafts_histogram (rounds by number of correct drafts) summed over the measured requests: the token at
+    position k is accepted in the rounds with at least k correct drafts. The shares of one arm and the bonus token add up
+    to its token-weighted accept length.
+    """
+    rows = []
+    for arm in dict.fromkeys(b.arm for b in measured(records)):
+        histograms = [r.histogram for b in measured(records) if b.arm == arm for r in b.requests if r.histogram]
+        at_least = np.zeros(max(map(len, histograms), default=0), dtype=int)
+        for histogram in histograms:
+            at_least[:len(histogram)] += np.cumsum(histogram[::-1])[::-1]
+        rows += [(arm, k, reached, accepted, 100 * _over(accepted, at_least[0]), 100 * _over(accepted, reached))
+                 for k, (reached, accepted) in enumerate(zip(at_least.tolist(), at_least.tolist()[1:]), 1)]
+    return pd.DataFrame(rows, columns=["arm", "position", "reached (cycles)", "accepted (cycles)", "accepted (% of cycles)",
+                                       "accepted (% of reached)"])
+
+
+def collectives(verdict: Mapping[str, Any]) -> pd.DataFrame:
+    """One row an arm and stage of the cycle: collectives a cycle, and in words which kinds."""
+    rows = []
+    for name, facts in (verdict.get("arms") or {}).items():
+        for stage, count in in_order(facts.get("collectives_per_round")):
+            kinds = (facts.get("collectives_by_kind") or {}).get(stage) or {}
+            words = ", ".join(f"{decimal(n)} {kind.replace('_', '-')}" for kind, n in kinds.items() if n != 0)
+            rows.append((name, stage.replace("_", "-"), number(count), words))
+    return pd.DataFrame(rows, columns=["arm", "stage", "collectives (per cycle)", "kinds"])
+
+
+def stage_times(verdict: Mapping[str, Any]) -> pd.DataFrame:
+    """One row an arm and stage: milliseconds a cycle, where measured."""
+    rows = [(name, stage.replace("_", "-"), number(ms)) for name, facts in (verdict.get("arms") or {}).items()
+            for stage, ms in in_order(facts.get("stage_ms"))]
+    return pd.DataFrame(rows, columns=["arm", "stage", "time (ms/cycle)"])
+
+
+def failures(records: Sequence[Line]) -> pd.DataFrame:
+    """One row for each thing that was to be measured and was not, requests that ended in an error included."""
+    rows = [(r.experiment, r.arm, r.what, r.reason, "\n".join(r.log_tail)) for r in records if isinstance(r, Failure)]
+    rows += [(b.experiment, b.arm, "request", f"{r.prompt}: {r.error}", "") for b in records if isinstance(b, Block)
+             for r in b.requests if r.error]
+    return pd.DataFrame(rows, columns=["experiment", "arm", "what", "reason", "end of the log"])
+
+
+def findings(records: Sequence[Line]) -> pd.DataFrame:
+    """One row a named answer of a notebook; of two with one name the later."""
+    latest = {(r.experiment, r.name): r.value for r in records if isinstance(r, Finding)}
+    rows = [(*key, value if isinstance(value, str) else json.dumps(value, default=str)) for key, value in latest.items()]
+    return pd.DataFrame(rows, columns=["experiment", "finding", "value"])
+
+
+def starts(records: Sequence[Line]) -> list[Start]:
+    """The first start of each experiment and set of arms: the later ones differ in port and time only."""
+    first: dict[tuple, Start] = {}
+    for record in records:
+        if isinstance(record, Start):
+            first.setdefault((record.experiment, record.arms), record)
+    return list(first.values())
+
+
+def provenance(facts: Mapping[str, Any]) -> pd.DataFrame:
+    """One row a fact, nested ones by their dotted path."""
+    return pd.DataFrame(list(_flat(facts)), columns=["fact", "value"])
+
+
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The table for people: every cell a string, a missing value the word "unknown", one number of decimals a column."""
+    return pd.DataFrame({column: _words(table[column].tolist()) for column in table.columns}, dtype=object)
+
+
+def number(value: Any) -> float:
+    """The finite number that a JSON value is; NaN (unknown) for everything else, never 0."""
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else math.nan
+
+
+def decimal(value: Any, places: int = 2) -> str:
+    """A number without trailing zeros; "unknown" for what is none."""
+    value = number(value)
+    if math.isnan(value):
+        return UNKNOWN
+    text = f"{value:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def fixed(value: Any, places: int = 3) -> str:
+    """A number with so many decimals; "unknown" for what is none."""
+    value = number(value)
+    return UNKNOWN if math.isnan(value) else f"{value:,.{places}f}"
+
+
+def parsed(name: str) -> Arm | None:
+    """The arm of a name; None for a name that is none, so that a damaged verdict still gives a report."""
+    try:
+        return Arm.parse(name)
+    except BadInput:
+        return None
+
+
+def drafting(arm: Arm | None, profile: Mapping[str, Any]) -> str:
+    """How an arm (None: the profile) drafts, e.g. "chain of 3 steps" or "tree of 3 steps, topk 2, 8 tokens"."""
+    try:
+        spec = Speculation(**(profile.get("speculation") or {}))
+        spec = spec.of(arm) if arm else spec
+    except (ValueError, BadInput):
+        return UNKNOWN
+    steps = f"{spec.steps} step" + ("s" if spec.steps != 1 else "")
+    return f"chain of {steps}" if spec.topk == 1 else f"tree of {steps}, topk {spec.topk}, {spec.draft_tokens} tokens"
+
+
+def in_order(stages: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """The stages of a cycle in their order, others after them."""
+    def place(item: tuple[str, Any]) -> tuple[int, str]:
+        name = item[0].replace("-", "_")
+        return (STAGES.index(name) if name in STAGES else len(STAGES), name)
+    return sorted((stages or {}).items(), key=place)
+
+
+def _ratios(items: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    rows = []
+    for item in items:
+        valid = bool(item.get("valid", True))
+        ratio, low, high = (number(item.get(key)) if valid else math.nan for key in ("ratio", "low", "high"))
+        metric = item.get("metric", "tokens_per_s")
+        rows.append((item.get("experiment") or "", f"{item.get('a')} ÷ {item.get('b')}", METRICS.get(metric, metric), ratio, low, high,
+                     100 * number(item.get("level")), number(item.get("pairs")), 100 * number(item.get("resolution")),
+                     item.get("method") or UNKNOWN, valid, item.get("reasons") or []))
+    return pd.DataFrame(rows, columns=["experiment", "comparison", "metric", "ratio", "low", "high", "level (%)", "pairs", "resolution (%)",
+                                       "method", "valid", "reasons"])
+
+
+def _with_throughput(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(**{"throughput (tokens/s)": table["tokens"] / table["time (s)"].where(table["time (s)"] > 0)})
+
+
+def _draft_ranks(arm: Arm | None, profile: Mapping[str, Any]) -> float:
+    """Ranks in the draft's group: the target's own for the shared placement."""
+    return math.nan if arm is None else number(arm.group or profile.get("tp"))
+
+
+def _over(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def _flat(facts: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    items = facts.items() if isinstance(facts, Mapping) else enumerate(facts, 1)
+    for key, value in items:
+        here = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping) or isinstance(value, (list, tuple)) and any(isinstance(v, (Mapping, list, tuple)) for v in value):
+            yield from _flat(value, here)
+        else:
+            yield here, " ".join(map(str, value)) or "none" if isinstance(value, (list, tuple)) else UNKNOWN if value is None else str(value)
+
+
+def _words(cells: list[Any]) -> list[str]:
+    numbers = [abs(n) for cell in cells if not math.isnan(n := number(cell))]
+    whole, largest = all(n == int(n) for n in numbers), max(numbers, default=0)
+    places = 0 if whole or largest >= 1000 else 1 if largest >= 100 else 2 if largest >= 10 else 3
+
+    def words(cell: Any) -> str:
+        if isinstance(cell, (bool, np.bool_)):
+            return "yes" if cell else "no"
+        if isinstance(cell, str):
+            return cell
+        return fixed(cell, places)
+
+    return [words(cell) for cell in cells]
