@@ -1,0 +1,84 @@
+"""A small asynchronous client: streams requests to one SGLang server, keeps what each cost, and reads the server's own account."""
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from workbench.errors import ServerFailed
+from workbench.runlog import Request
+
+# Greedy everywhere: speculation on CPU is greedy whatever is asked, and identity of tokens is owed only there. ignore_eos keeps
+# the work of a block the same for every arm.
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+async def send(url: str, prompts: Sequence[Mapping[str, Any]], *, concurrency: int, max_new_tokens: int, deadline_s: float) -> list[Request]:
+    """Stream every prompt, at most ``concurrency`` at once, in order; one Request each, its times in seconds from the call.
+
+    prompts: {"id", "input_ids"}. deadline_s: the longest a request may go without a token.
+    Raises: ServerFailed ("hung") when a request passes the deadline.
+    """
+    begun, gate = time.perf_counter(), asyncio.Semaphore(concurrency)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=deadline_s)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        async def one(prompt: Mapping[str, Any]) -> Request:
+            async with gate:
+                return await _stream(session, url, prompt, max_new_tokens, begun)
+
+        return list(await asyncio.gather(*map(one, prompts)))
+
+
+async def _stream(session: aiohttp.ClientSession, url: str, prompt: Mapping[str, Any], max_new_tokens: int, begun: float) -> Request:
+    body = {"input_ids": list(prompt["input_ids"]), "stream": True, "sampling_params": {**GREEDY, "max_new_tokens": max_new_tokens}}
+    sent, first, last, error = time.perf_counter() - begun, None, {}, None
+    try:
+        async with session.post(f"{url}/generate", json=body) as response:
+            if response.status != 200:
+                error = f"HTTP {response.status}: {(await response.text())[:200]}"
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    error = str(chunk["error"].get("message", chunk["error"]))[:200]
+                    continue
+                first = first if first is not None else time.perf_counter() - begun
+                last = chunk
+    except asyncio.TimeoutError:
+        raise ServerFailed(f"hung: no token for {session.timeout.sock_read:g} s in request {prompt['id']} while the server was up") from None
+    except aiohttp.ClientError as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    meta = last.get("meta_info", {})
+    reason = meta.get("finish_reason") or {}
+    if reason.get("type") == "abort":
+        error = reason.get("message", "aborted")
+    return Request(
+        prompt=str(prompt["id"]), prompt_tokens=meta.get("prompt_tokens", len(prompt["input_ids"])),
+        completion_tokens=meta.get("completion_tokens", 0), cached_tokens=meta.get("cached_tokens"), finish=reason.get("type"), error=error,
+        sent=sent, first=first, end=time.perf_counter() - begun, verify_ct=meta.get("spec_verify_ct"),
+        proposed=meta.get("spec_num_proposed_drafts"), correct=meta.get("spec_num_correct_drafts"),
+        histogram=meta.get("spec_correct_drafts_histogram"), output_ids=tuple(last.get("output_ids", ())))
+
+
+async def _get(url: str, path: str, timeout_s: float) -> Any:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session, session.get(url + path) as response:
+        response.raise_for_status()
+        return await response.json()
+
+
+def server_info(url: str, timeout_s: float = 30) -> dict[str, Any]:
+    """The server's own account (/server_info), with the engine's attestation and counts under "draft_tp".
+
+    Raises: ServerFailed when it does not answer in time.
+    """
+    try:
+        info = asyncio.run(_get(url, "/server_info", timeout_s))
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        raise ServerFailed(f"the server does not answer /server_info ({type(error).__name__})") from None
+    state = (info.get("internal_states") or [{}])[0]
+    return {**info, "draft_tp": state.get("draft_tp", {}), "internal_states": None}

@@ -1,0 +1,84 @@
+"""Attestation: what is in force on each rank, gathered once after everything is built, and reported by /server_info."""
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from workbench.engine import placement
+from workbench.engine.counting import Counters
+from workbench.engine.hooks import SGLANG, Hook, Refused
+from workbench.engine.orders import Orders
+
+_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController."
+
+
+def hooks(orders: Orders, counters: Counters, installed: list[str]) -> list[Hook]:
+    """Attest at the end of a scheduler's construction; add it and the counts to every /server_info."""
+    gathered: list[dict] = []
+
+    def attest(_, scheduler):
+        mine = {"sglang": SGLANG, "hooks": sorted(installed), "agreement": orders.agreement, "omitted": list(orders.omit),
+                "corrupt_rank": orders.corrupt_rank, "cpu_engine": orders.cpu, **_rank(scheduler, orders)}
+        gathered[:] = placement.target_group().all_gather_object(mine)
+
+    def report(_, controller, state):
+        state["draft_tp"] = {"attestation": gathered, "counts": counters.read()}
+
+    return [Hook("sglang.srt.managers.scheduler.Scheduler.init_model_worker", attest, ("self",), "after"),
+            # Called for every algorithm, none included (internal_state.py:51).
+            Hook(_STATE + "_add_speculative", report, ("self", "state"), "after")]
+
+
+def _rank(scheduler, orders: Orders) -> dict:
+    target = placement.target_group()
+    mine = {"rank": target.rank_in_group, "target_ranks": list(target.ranks), "placements": []}
+    if scheduler.draft_worker is not None:
+        mine["placements"] = [_draft(scheduler.draft_worker._draft_worker, orders.arms[0].arm, orders)]
+    return mine
+
+
+def _draft(worker, arm: str, orders: Orders) -> dict:
+    """The facts of one draft on this rank, taken from what was built, not from what was ordered.
+
+    Raises: Refused when a shape shows that a part was built for another group.
+    """
+    from sglang.srt.speculative.spec_utils import draft_tp_context
+
+    model, pool = worker.draft_runner.model, worker.draft_runner.token_to_kv_pool
+    group = worker.parallel_layout.tp_group or placement.target_group()
+    attention = model.model.layers[0].self_attn if hasattr(model.model, "layers") else model.model.midlayer.self_attn
+    config = worker.draft_runner.model_config
+    with draft_tp_context(worker.parallel_layout):
+        heads = config.get_num_kv_heads(group.world_size)
+    facts = {
+        "arm": arm,
+        "separated": placement.own_group(worker) is not None,
+        "group": group.unique_name,
+        "group_ranks": list(group.ranks),
+        "qkv_shape": list(attention.qkv_proj.weight.shape),
+        "embedding_shape": list(model.model.embed_tokens.weight.shape),
+        "head_shape": list(model.lm_head.weight.shape),
+        "kv_heads": int(pool.k_buffer[0].shape[1]),
+        "kv_pool_shape": list(pool.k_buffer[0].shape),
+        "kv_bytes": int(sum(buffer.numel() * buffer.element_size() for buffer in (*pool.k_buffer, *pool.v_buffer))),
+        "weight_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
+        "weights": _digest(model),
+    }
+    if facts["kv_heads"] != heads:
+        raise Refused(f"the draft's KV pool of {arm} has {facts['kv_heads']} heads a rank where its group needs {heads}: "
+                      "the KV pool place of the patch is not in force")
+    rows = model.model.embed_tokens.num_embeddings_per_partition
+    if facts["embedding_shape"][0] != rows:
+        raise Refused(f"the draft's embedding of {arm} has {facts['embedding_shape'][0]} rows a rank where its group needs {rows}: "
+                      "the embedding place of the patch is not in force")
+    return facts
+
+
+def _digest(model: torch.nn.Module) -> str:
+    """A digest of this rank's draft weights: equal where replicas are equal (each parameter's name, shape, sum and sum of squares)."""
+    total = hashlib.sha256()
+    for name, value in sorted(model.named_parameters()):
+        value = value.detach().double()
+        total.update(f"{name}{tuple(value.shape)}{value.sum().item():.17g}{(value * value).sum().item():.17g}".encode())
+    return total.hexdigest()[:16]

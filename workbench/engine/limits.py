@@ -1,0 +1,46 @@
+"""What the patch is not shown to work with, refused in one sentence before a model is loaded."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workbench.engine.hooks import Hook, Refused
+from workbench.engine.orders import Orders
+
+# Field of SGLang's ServerArgs, a test of its raw value, what to do. Each was not shown to work with a separated draft (or, for adaptive,
+# shown not to: eagle_worker_v2.py:1387 captures the target's verify graph inside the draft's scope).
+UNSUPPORTED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
+    ("pp_size", lambda v: v and v > 1, "pipeline parallelism: leave --pp-size at 1"),
+    ("attn_cp_size", lambda v: v and v > 1, "context parallelism: leave --attn-cp-size at 1"),
+    ("attn_dp_size", lambda v: v and v > 1, "DP attention, where SGLang separates the draft itself: leave it out"),
+    ("dp_size", lambda v: v and v > 1, "data parallelism: start one server a replica"),
+    ("enable_dp_attention", bool, "DP attention, where SGLang separates the draft itself: leave it out"),
+    ("speculative_adaptive", bool, "--speculative-adaptive: give the steps"),
+    ("speculative_use_rejection_sampling", bool, "rejection sampling, whose draft probabilities no agreement covers: leave it out"),
+    ("disaggregation_mode", lambda v: v not in (None, "null"), "PD disaggregation: serve prefill and decode together"),
+    ("enable_lora", bool, "LoRA: the copied embedding would miss an adapter's"),
+    ("lora_paths", bool, "LoRA: the copied embedding would miss an adapter's"),
+    ("enable_hierarchical_cache", bool, "the hierarchical cache: leave it out"),
+)
+
+
+def hooks(orders: Orders) -> list[Hook]:
+    """Check a separated draft's server arguments where the launcher has read them, and refuse weight updates later."""
+    if not orders.separates:
+        return []
+    return [
+        Hook("sglang.srt.server_args.prepare_server_args", _check_arguments, ("argv",), "after"),
+        Hook("sglang.srt.speculative.base_spec_worker.BaseSpecWorker.weight_update_runners", _no_updates, ("self",)),
+    ]
+
+
+def _check_arguments(arguments, argv) -> None:
+    for field, unsupported, words in UNSUPPORTED:
+        if not hasattr(arguments, field):
+            raise SystemExit(f"draft-tp: ServerArgs has no {field} to check: install SGLang as published")
+        if unsupported(getattr(arguments, field)):
+            raise SystemExit(f"draft-tp: a draft on its own group is not to be combined with {words}.")
+
+
+def _no_updates(original, self):
+    # The draft's copy of the embedding would keep the old rows.
+    raise Refused("weights cannot be updated under a draft on its own group, whose embedding is a copy: restart the server")

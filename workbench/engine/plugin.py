@@ -1,0 +1,46 @@
+"""The SGLang plugin: called in every process of a server, it installs what the orders ask for or ends the process."""
+from __future__ import annotations
+
+import logging
+
+from workbench.engine import agreement, attest, counting, limits, placement
+from workbench.engine.hooks import Hook, Refused, install
+from workbench.engine.orders import Orders
+
+log = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Entry point of the group sglang.srt.plugins. Does nothing in a server that the workbench did not start.
+
+    Raises: SystemExit with one sentence when an order cannot be carried out. Any other exception SGLang would only log
+        (plugins/__init__.py:135) and serve unpatched.
+    """
+    try:
+        orders = Orders.from_environment()
+        if orders is None:
+            return
+        counters, installed = counting.Counters(), []
+        hooks = limits.hooks(orders) + placement.hooks(orders) + agreement.hooks(orders) + counting.hooks(orders, counters)
+        if orders.cpu:
+            hooks += _cpu_hooks()
+        installed += install(hooks + attest.hooks(orders, counters, installed))
+    except Refused as refusal:
+        raise SystemExit(f"draft-tp: {refusal}") from None
+    except Exception as error:
+        raise SystemExit(f"draft-tp: the orders could not be carried out ({type(error).__name__}: {error})") from error
+
+
+def _cpu_hooks() -> list[Hook]:
+    from workbench.engine.cpu.backend import keep_intel_amx
+
+    def without_nccl(*args, **kwargs):
+        # A CUDA build of torch brings NCCL, and the communicator then wants a GPU (parallel_state.py:2185).
+        return args, {**kwargs, "use_pynccl": False}
+
+    return [
+        Hook("sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks", keep_intel_amx, ("view",)),
+        Hook("sglang.srt.distributed.parallel_state.init_model_parallel_group", without_nccl,
+             ("group_ranks", "local_rank", "backend", "use_pynccl", "use_custom_allreduce", "use_message_queue_broadcaster", "group_name",
+              "use_mscclpp", "use_torch_symm_mem_allreduce", "recovered_rank", "rank_offset", "max_world_size"), "before"),
+    ]
