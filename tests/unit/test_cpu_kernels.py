@@ -195,7 +195,7 @@ def test_an_8_bit_pool_is_read_and_written_by_its_scales():
 
 
 def test_scales_leave_a_pool_of_full_precision_alone():
-    """SGLang hands a layer's scales over whatever the pool is, and divides by them only on writing 8 bits (memory_pool.py:2586)."""
+    """SGLang hands a layer's scales over whatever the pool is, and divides by them only on writing 8 bits (memory_pool.py:2926)."""
     torch.manual_seed(0)
     pool, query = Pool.random(random.Random(0), range(1), 1, 4, 4), torch.randn(1, 1, 4)
     assert torch.equal(decode(query, pool, [0], [5], k_scale=3.0, v_scale=3.0), decode(query, pool, [0], [5]))
@@ -361,7 +361,7 @@ def test_extend_slots_and_back(spans):
     slots, requests = table(random.Random(2)), [2, 4, 1][:len(spans)]
     start, end = (torch.tensor([span[i] for span in spans], dtype=torch.int32) for i in (0, 1))
     want = [int(slots[r, i]) for r, (a, b) in zip(requests, spans) for i in range(a, b)]
-    out = torch.empty(len(want) + 2, dtype=torch.long).fill_(-1)       # SGLang's buffer may be longer (cache_locs.py:732)
+    out = torch.empty(len(want) + 2, dtype=torch.long).fill_(-1)       # SGLang's buffer may be longer (cache_locs.py:736)
     cache.assign_extend_cache_locs_cpu(torch.tensor(requests), slots, start, end, out, 50)
     assert out.tolist() == [*want, -1, -1]
 

@@ -16,7 +16,7 @@ def decode_attention_cpu(query, k_buffer, v_buffer, k_scale, v_scale, output, ke
     with MLA one buffer, v a view of k's first columns. k_scale, v_scale: what an 8-bit pool's numbers are multiplied by.
     req_to_token: [requests, width], the pool slot of each token; req_pool_indices, seq_lens: [B], new token included.
     logit_cap: scores become cap * tanh(score / cap); 0 is none. attn_logits: scratch of the compiled kernel, not used.
-    Signature: layers/attention/intel_amx_backend.py:385.
+    Signature: layers/attention/intel_amx_backend.py:383.
     Raises: NotImplementedError for cross attention, a sliding window or sinks.
     """
     _refuse("decode_attention_cpu", is_cross_attn, sliding_window, encoder_lens, sinks)
@@ -39,7 +39,7 @@ def extend_attention_cpu(query, key, value, output, k_buffer, v_buffer, k_scale,
     the pool's. seq_lens: [B], prefix and new tokens; extend_seq_lens, extend_start_loc: [B], how many are new, where they
     start in query. tree_mask: flat bool, a request after the other, what each new token may see: of the new tokens (QLEN_ONLY) or
     of prefix and new tokens (FULL); None: those before it if is_causal, else all. Rest: as in decode_attention_cpu.
-    Signature: layers/attention/intel_amx_backend.py:292.
+    Signature: layers/attention/intel_amx_backend.py:290.
     Raises: NotImplementedError for cross attention, a sliding window, sinks, or a cached prefix whose head size is not
     the query's; ValueError for a tree mask of another size.
     """
@@ -58,7 +58,7 @@ def extend_attention_cpu(query, key, value, output, k_buffer, v_buffer, k_scale,
         if stored:
             if k_buffer.shape[1:] != (kv_heads or k_buffer.shape[1], head_dim):
                 # SGLang takes the absorbed path, whose heads are the pool's, as soon as there is a prefix
-                # (models/deepseek_common/attention_backend_handler.py:277).
+                # (models/deepseek_common/attention_backend_handler.py:247).
                 raise NotImplementedError(f"extend_attention_cpu: a cached prefix of {stored} tokens with heads of "
                                           f"{tuple(k_buffer.shape[1:])} for keys of ({kv_heads}, {head_dim}) has no CPU stand-in")
             slots = req_to_token[request, :stored]
@@ -105,7 +105,7 @@ def _load(buffer, slots, scale):
 
 
 def _refuse(op, is_cross_attn, sliding_window, encoder_lens, sinks) -> None:
-    # sliding_window is SGLang's size + 1, so 0 says that there is none (intel_amx_backend.py:310).
+    # sliding_window is SGLang's size + 1, so 0 says that there is none (intel_amx_backend.py:308).
     for what, used in (("cross attention", is_cross_attn or encoder_lens is not None),
                        ("a sliding window", sliding_window > 0), ("attention sinks", sinks is not None)):
         if used:

@@ -23,7 +23,7 @@ def assign_draft_cache_locs_contiguous_cpu(req_pool_indices, req_to_token, seq_l
 def assign_extend_cache_locs_cpu(req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc, pool_len) -> None:
     """Slots of the tokens from start_offset to end_offset ([B]) of each request, one request after the other.
 
-    Call sites: kernels/ops/speculative/cache_locs.py:738, 762.
+    Call sites: kernels/ops/speculative/cache_locs.py:740, 763.
     """
     for row, start, end, at in _spans(req_pool_indices, start_offset, end_offset):
         out_cache_loc[at:at + end - start] = req_to_token[row, start:end]

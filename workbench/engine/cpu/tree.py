@@ -20,7 +20,7 @@ def build_tree_kernel_efficient_cpu(parent_list, selected_index, verified_seq_le
     request's prefix, left as it is); positions [B * N], depth in the tree plus verified_seq_len [B]; retrive_index [B, N], the
     node's number in the batch; retrive_next_token and retrive_next_sibling [B, N], a node's first child and next sibling
     (their -1, none, is the caller's). A node whose parent was not selected is linked nowhere and sees node 0 and itself.
-    Call site: spec_tree.py:398.
+    Call site: sglang/kernels/ops/speculative/spec_tree.py:412.
     Raises: NotImplementedError for the bit-packed mask.
     """
     if tree_mask_mode not in (FULL_MASK, QLEN_ONLY):
@@ -56,7 +56,7 @@ def verify_tree_greedy_cpu(predicts, accept_index, accept_token_num, candidates,
     candidates, target_predict and the tree (retrive_*): [B, N]. Written in place: predicts [B * N] int32, the target's token
     at each accepted node (the last is the bonus token); accept_index [B, steps + 1], batch numbers of the accepted nodes,
     node 0 first (padding is the caller's); accept_token_num [B], accepted drafts, the bonus not counted. Of two equal siblings the
-    first is taken. Call site: spec_tree.py:506.
+    first is taken. Call site: spec_tree.py:510.
     """
     longest = accept_index.shape[1] - 1
     wanted = target_predict.flatten().tolist()
