@@ -125,7 +125,8 @@ def _orders(items: Sequence[T], rng: random.Random) -> Iterator[list[T]]:
             yield row[::-1]
 
 
-def _prompts(rng: random.Random, available: int, per_block: int, warmup: int, reuse: bool) -> tuple[tuple[int, ...], Iterator[tuple[int, ...]]]:
+def _prompts(rng: random.Random, available: int, per_block: int, warmup: int,
+             reuse: bool) -> tuple[tuple[int, ...], Iterator[tuple[int, ...]]]:
     """The warm-up prompts, and an endless supply of prompts for one pair after another, disjoint from them."""
     if available < warmup + per_block:
         raise BadInput("workload.prompts", f"{available} prompts are fewer than {warmup} to warm up and {per_block} for a block",
@@ -138,7 +139,7 @@ def _prompts(rng: random.Random, available: int, per_block: int, warmup: int, re
             for at in range(0, len(pool) - per_block + 1, per_block):
                 yield tuple(pool[at:at + per_block])
             if not reuse:
-                raise BadInput("plan.pairs", f"the {len(pool)} prompts to measure with are used up", "give more prompts or plan fewer pairs")
+                raise BadInput("plan.pairs", f"the {len(pool)} prompts to measure with are used up", "give more or plan fewer pairs")
             rng.shuffle(pool)
 
     return tuple(order[:warmup]), supply()

@@ -35,7 +35,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class PairedRatio:
-    """Both intervals of one set of pairs. t is the headline; bca is stated beside it, since it covers too rarely below some 30 pairs."""
+    """Both intervals of one set of pairs. t is the headline; bca is stated beside it, since it covers too rarely below some 20 pairs."""
 
     t: Interval
     bca: Interval
@@ -121,10 +121,10 @@ class Checkpoints:
 
     Looking often and stopping when it pleases finds differences that are not there. So each look has its share of alpha,
     by the spending function of O'Brien-Fleming type of Lan & DeMets, Biometrika 70 (1983) 659: each side of alpha/2 has
-    spent ``2 - 2 Phi(z / sqrt(t))``, z the quantile of alpha/4, at the fraction t of the pairs. A look's interval has the level 1 - (what is spent there and was not before). These
-    repeated intervals hold together whatever made the run stop (Jennison & Turnbull, J. R. Stat. Soc. B 51 (1989) 305); by the
-    union bound, and so exactly for t with few pairs, where the normal-theory bounds are only nearly right. The price is a last
-    interval some 10 % wider than without looks.
+    spent ``2 - 2 Phi(z / sqrt(t))``, z the quantile of alpha/4, at the fraction t of the pairs. The interval of a look has
+    the level 1 - (what is spent there and was not before). These repeated intervals hold together whatever made the run
+    stop (Jennison & Turnbull, J. R. Stat. Soc. B 51 (1989) 305): here by the union bound, and so exactly for t with few pairs,
+    where the bounds of normal theory are only nearly right. The price is a last interval some 10 % wider than without looks.
     """
 
     looks: tuple[int, ...]

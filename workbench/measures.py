@@ -1,0 +1,107 @@
+"""What blocks say: speed, collectives and stage times of an arm, as sums over its blocks divided once; None where unknown."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from workbench.arms import Arm
+from workbench.profile import Profile
+from workbench.runlog import Block, Failure, Finding, Line, Start
+
+SIMULATED_ACCEPTANCE = "SGLANG_SIMULATE_ACC_LEN"   # in force when above 0 (speculative/spec_utils.py:276)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run log with its profile, looked up by experiment and arm. Warm-up blocks are facts of the log, never of an arm."""
+
+    profile: Profile
+    records: Sequence[Line] = field(repr=False)
+
+    @cached_property
+    def starts(self) -> dict[int, Start]:
+        return {r.start: r for r in self.records if isinstance(r, Start)}
+
+    @cached_property
+    def failures(self) -> list[Failure]:
+        return [r for r in self.records if isinstance(r, Failure)]
+
+    @cached_property
+    def experiments(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(r.experiment for r in self.records if isinstance(r, (Block, Failure))))
+
+    def blocks(self, experiment: str, arm: str | None = None, role: str = "measure") -> list[Block]:
+        return [r for r in self.records if isinstance(r, Block) and r.experiment == experiment and r.role == role and arm in (None, r.arm)]
+
+    def arms(self, experiment: str) -> tuple[str, ...]:
+        """Every arm that was measured or compared for parity, or was to be and failed; in order of appearance."""
+        return tuple(dict.fromkeys(r.arm for r in self.records if r.kind in ("block", "failure") and r.experiment == experiment
+                                   and getattr(r, "role", "") != "warmup"))
+
+    def finding(self, experiment: str, name: str) -> Finding | None:
+        """The latest finding of that name."""
+        return next((r for r in reversed(self.records) if isinstance(r, Finding) and (r.experiment, r.name) == (experiment, name)), None)
+
+    def acceptance_simulated(self, experiment: str) -> bool:
+        """Whether SGLang held the accept length by simulation: then it says nothing about the pair."""
+        values = [self.profile.server.environment.get(SIMULATED_ACCEPTANCE)]
+        values += [s.environment.get(SIMULATED_ACCEPTANCE) for s in self.starts.values() if s.experiment == experiment]
+        return any(value and float(value) > 0 for value in values)
+
+
+def tokens_per_s(blocks: Iterable[Block]) -> float | None:
+    """Completion tokens of all requests over the blocks' seconds, each from its first request sent to its last one ended."""
+    blocks = list(blocks)
+    return _over(sum(r.completion_tokens for b in blocks for r in b.requests), sum(b.seconds for b in blocks))
+
+
+def cycle_ms(blocks: Iterable[Block]) -> float | None:
+    """Milliseconds from one verify round of a request to the next; for an arm without speculation, from one token to the next.
+
+    From a request's first token to its end, so that prefill and queue are left out: the prefill makes the first token and each
+    round the next ones. Requests that run at once share their rounds, and each sees every round it takes part in.
+    """
+    seconds = rounds = 0.0
+    for block in blocks:
+        speculates = Arm.parse(block.arm).speculates
+        for r in block.requests:
+            taken = r.verify_ct if speculates else r.completion_tokens - 1
+            if r.error is None and (r.first is None or taken is None):
+                return None
+            if r.error is None:
+                seconds, rounds = seconds + r.end - r.first, rounds + taken
+    ms = _over(1000 * seconds, rounds)
+    return ms if ms else None
+
+
+# What arms are compared by: name -> function of blocks.
+METRICS: dict[str, Callable[[Iterable[Block]], float | None]] = {"tokens_per_s": tokens_per_s, "cycle_ms": cycle_ms}
+
+
+def collectives_by_kind(blocks: Sequence[Block]) -> dict[str, dict[str, float]]:
+    """{stage: {kind: collectives a round}} of rank 0."""
+    stages = dict.fromkeys(stage for b in blocks for stage in b.collectives)
+    found: dict[str, dict[str, float]] = {}
+    for stage in stages:
+        counted = [b for b in blocks if stage in b.collectives]
+        rounds = sum(b.rounds.get(stage, 0) for b in counted)
+        kinds = dict.fromkeys(kind for b in counted for kind in b.collectives[stage])
+        if rounds:
+            found[stage] = {kind: sum(b.collectives[stage].get(kind, 0) for b in counted) / rounds for kind in kinds}
+    return found
+
+
+def stage_ms(blocks: Sequence[Block]) -> dict[str, float]:
+    """{stage: milliseconds a round}, where stage times were taken."""
+    found: dict[str, float] = {}
+    for stage in dict.fromkeys(stage for b in blocks for stage in b.stage_seconds):
+        timed = [b for b in blocks if stage in b.stage_seconds]
+        ms = _over(1000 * sum(b.stage_seconds[stage] for b in timed), sum(b.rounds.get(stage, 0) for b in timed))
+        if ms is not None:
+            found[stage] = ms
+    return found
+
+
+def _over(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
