@@ -14,7 +14,8 @@ from workbench.profile import Profile
 
 # What the workbench sets from elsewhere in the profile, and the field to use instead.
 OWNED = {
-    "model-path": "pair.target", "model": "pair.target", "speculative-draft-model-path": "pair.draft", "speculative-draft-model": "pair.draft",
+    "model-path": "pair.target", "model": "pair.target",
+    "speculative-draft-model-path": "pair.draft", "speculative-draft-model": "pair.draft",
     "tp": "tp", "tp-size": "tp", "tensor-parallel-size": "tp", "speculative-algorithm": "speculation.algorithm",
     "speculative-num-steps": "speculation.steps", "speculative-eagle-topk": "speculation.topk",
     "speculative-num-draft-tokens": "speculation.draft_tokens", "trust-remote-code": "server.trust_remote_code", "device": "engine",

@@ -64,8 +64,8 @@ def aux_layers(profile: Profile, target: ModelShape, draft: ModelShape) -> Check
     outside = [i for i, layer in zip(ids or captured, captured) if not 0 <= layer < target.layers]
     if outside:
         last = target.layers - 1 - (captured[0] - ids[0] if ids else 0)
-        return refused(field, f"layer {outside[0]} of {said} is never captured from a target of {target.layers} layers (the last is {last})",
-                       own)
+        return refused(field, f"layer {outside[0]} of {said} is never captured from a target of {target.layers} layers "
+                       f"(the last is {last})", own)
     if len(set(captured)) != len(captured):
         return refused(field, f"{said} names one of the target's {target.layers} layers twice, which is captured once", own)
     if len(captured) != aux_count(draft):
@@ -126,7 +126,8 @@ def token_map(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
     if "t2d" in names:
         marks = draft.values(names["t2d"]).astype(bool)
         if marks.shape != (target.vocab_size,) or marks.sum() != rows:
-            return refused("pair.draft.t2d", f"marks {marks.sum()} of {marks.size} tokens where d2t names {rows} of {target.vocab_size}", again)
+            return refused("pair.draft.t2d", f"marks {marks.sum()} of {marks.size} tokens where d2t names {rows} of {target.vocab_size}",
+                           again)
         if not marks[tokens].all():
             return refused("pair.draft.t2d", f"does not mark token {tokens[~marks[tokens]][0]}, which d2t names", again)
     return passed(field, f"{rows} offsets into the target's {target.vocab_size} tokens" + (", as t2d marks them" if "t2d" in names else ""))
@@ -174,7 +175,8 @@ def attention_backend(profile: Profile, target: ModelShape, draft: ModelShape) -
 def rotary(profile: Profile, target: ModelShape) -> Check:
     """On a CPU, SGLang builds rotary embeddings for MLA with YaRN scaling alone (layers/rotary_embedding/factory.py:475)."""
     if profile.engine == "cpu" and target.mla and target.rope == "default":
-        return refused("pair.target.rope_scaling", "is absent, and an MLA target on the CPU engine needs YaRN", "give it a scaling of type yarn")
+        return refused("pair.target.rope_scaling", "is absent, and an MLA target on the CPU engine needs YaRN",
+                       "give it a scaling of type yarn")
     return passed("pair.target.rope_scaling", target.rope)
 
 
@@ -221,7 +223,7 @@ def group(profile: Profile, arm: Arm) -> Check:
         return refused(f"plan.arms {arm.name}", f"{arm.group} does not divide TP {profile.tp}",
                        f"use {' or '.join(f'own-{n}' for n in divisors)}")
     if arm.group == profile.tp:
-        return warned(f"plan.arms {arm.name}", f"is the target's whole group of {profile.tp}, as in shared, by the patch's own communicator",
+        return warned(f"plan.arms {arm.name}", f"is the target's whole group of {profile.tp}, as in shared, with a communicator of its own",
                       "use it only as a control")
     return passed(f"plan.arms {arm.name}", f"{profile.tp // arm.group} drafts on {arm.group} rank{'s' * (arm.group > 1)} each")
 

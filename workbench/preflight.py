@@ -99,7 +99,8 @@ def versions(profile: Profile) -> Iterator[Check]:
     except PackageNotFoundError:
         found = None
     if found != SGLANG:
-        yield refused("sglang", f"is {found}, and the patch is written for {SGLANG}" if found else "is not installed", f"install sglang=={SGLANG}")
+        problem = f"is {found}, and the patch is written for {SGLANG}" if found else "is not installed"
+        yield refused("sglang", problem, f"install sglang=={SGLANG}")
     else:
         yield passed("versions", f"Python {sys.version.split()[0]}, SGLang {found}")
 
@@ -137,8 +138,8 @@ def weights(profile: Profile, shape: ModelShape) -> Iterator[Check]:
         return
     others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in shape.folder.glob(pattern))
     if others and named == "auto":
-        yield refused(shape.field, f"holds {others[0]} and no safetensors, and opening it can run code", "convert it to safetensors, or name "
-                      "its format in server.flags.load-format")
+        yield refused(shape.field, f"holds {others[0]} and no safetensors, and opening it can run code",
+                      "convert it to safetensors, or name its format in server.flags.load-format")
     elif not others:
         yield refused(shape.field, "has no *.safetensors", "take a complete model folder, or set server.flags.load-format to dummy")
     else:
@@ -158,7 +159,8 @@ def remote_code(profile: Profile, shape: ModelShape) -> Iterator[Check]:
     if own_tokenizer and shape.field == "pair.target" and not flag(profile, "skip-tokenizer-init", False):
         asks.append("its tokenizer")
     if asks:
-        yield refused("server.trust_remote_code", f"is off, and {shape.field} brings code for {' and '.join(asks)}", "read that code, then set it")
+        yield refused("server.trust_remote_code", f"is off, and {shape.field} brings code for {' and '.join(asks)}",
+                      "read that code, then set it")
 
 
 @cache
@@ -199,9 +201,11 @@ def _prompts(profile: Profile, target: ModelShape | None) -> tuple[int, list[Che
     except OSError:
         return 0, [refused(field, f"{path} cannot be read", 'give a JSON file of {"id", "input_ids"}, or random')]
     except (ValueError, TypeError, KeyError):
-        return 0, [refused(field, f"{Path(path).name} is no list of {{\"id\", \"input_ids\"}} with tokens in each", "write it so, or use random")]
+        return 0, [refused(field, f'{Path(path).name} is no list of {{"id", "input_ids"}} with tokens in each',
+                           "write it so, or use random")]
     if target is not None and highest >= target.vocab_size:
-        return 0, [refused(field, f"hold token {highest} where the target has {target.vocab_size}", "take prompts of this pair's tokenizer")]
+        return 0, [refused(field, f"hold token {highest} where the target has {target.vocab_size}",
+                           "take prompts of this pair's tokenizer")]
     needed = max(lengths) + profile.workload.max_new_tokens
     if target is not None and needed > (served := number(profile, "context-length", target.context)):
         return 0, [refused("workload.max_new_tokens", f"make {needed} tokens with the longest prompt where the target takes {served:.0f}",
@@ -210,7 +214,7 @@ def _prompts(profile: Profile, target: ModelShape | None) -> tuple[int, list[Che
 
 
 def gpus(visible: str | None = None) -> list[int]:
-    """Free bytes of each GPU of ``visible`` (CUDA_VISIBLE_DEVICES; all where None), by the driver's nvidia-smi; empty where there is none."""
+    """Free bytes of each GPU in ``visible`` (CUDA_VISIBLE_DEVICES; None for all), as nvidia-smi says; empty where there is none."""
     only = [] if visible is None else [f"--id={visible}"]
     try:
         answer = subprocess.run(["nvidia-smi", *only, "--query-gpu=memory.free", "--format=csv,noheader,nounits"],
@@ -251,7 +255,7 @@ def room(profile: Profile, needs: memory.ArmMemory, arm: Arm, free: int, longest
             f"in {memory.gib(needs.pools(capacity, page))}; {memory.gib(taken)} of {memory.gib(free)} free, {memory.gib(static)} static")
     doubt = refused if needs.exact else warned
     if needs.weights >= static:
-        return doubt(field, f"weights of {memory.gib(needs.weights)} a rank leave no room in {memory.gib(static)} ({memory.gib(free)} free)",
+        return doubt(field, f"weights of {memory.gib(needs.weights)} leave no room in {memory.gib(static)} of {memory.gib(free)} free a rank",
                      "raise server.flags.mem-fraction-static or tp, or take a smaller pair")
     if capacity < wanted:
         return doubt(field, f"has room for {capacity} tokens where the workload needs {wanted} ({said})",
@@ -261,7 +265,8 @@ def room(profile: Profile, needs: memory.ArmMemory, arm: Arm, free: int, longest
         return doubt(field, f"SGLang prices {needs.priced} bytes a token where {needs.kv + needs.draft_kv} are taken ({said})",
                      f"set server.flags.max-total-tokens to {most} or less")
     if limit is not None and limit > tokens:
-        return warned(field, f"max-total-tokens {limit:.0f} is cut to {tokens} ({said})", f"set it to {tokens} or less, the same for every arm")
+        return warned(field, f"max-total-tokens {limit:.0f} is cut to {tokens} ({said})",
+                      f"set it to {tokens} or less, the same for every arm")
     if not needs.exact:
         return warned(field, f"{said}, a guide only: not every layout of this pair is known", "watch the first start")
     return passed(field, said)

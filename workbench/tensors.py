@@ -102,7 +102,7 @@ def head_rows(shape: ModelShape) -> int:
 
 
 def padded_rows(vocabulary: int, ranks: int) -> int:
-    """Rows of a vocabulary table on one rank: padded to 64, or to 64 x ranks where that does not divide (vocab_parallel_embedding.py:273)."""
+    """Rows of a vocabulary table on a rank: padded to 64, or to 64 x ranks where that does not divide (vocab_parallel_embedding.py:273)."""
     unit = 64
     if -(-vocabulary // unit) * unit % ranks:
         unit *= ranks

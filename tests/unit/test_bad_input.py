@@ -143,8 +143,8 @@ AUX = "pair.draft.eagle_aux_hidden_state_layer_ids"
 
 
 @pytest.mark.parametrize("target, draft, words", [
-    ({}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}}, "layer 7 of [1, 3, 7] is never captured from a target of 8 layers "
-                                                                             "(the last is 6)"),
+    ({}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}},
+     "layer 7 of [1, 3, 7] is never captured from a target of 8 layers (the last is 6)"),
     ({}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 3]}}, "names one of the target's 8 layers twice"),
     ({"num_hidden_layers": 4}, {"eagle_config": None}, "the default [2, 2, 1] (no ids given) names one of the target's 4 layers twice"),
     ({"num_hidden_layers": 2}, {"eagle_config": None}, "layer 2 of the default [2, 1, -1]"),
@@ -200,7 +200,7 @@ def test_draft_and_target_in_two_dtypes(tmp_path):
     ({}, 3, "3 does not divide the target's 4 attention heads"),
     ({"num_attention_heads": 8, "num_key_value_heads": 3}, 2, "2 neither divides the target's 3 KV heads nor is a multiple"),
     ({"intermediate_size": 65}, 2, "2 does not divide the target's intermediate size 65"),
-    ({"intermediate_size": 128, "quantization_config": {"weight_block_size": [128, 128]}}, 2, "2 ranks split the target's quantised blocks"),
+    ({"intermediate_size": 128, "quantization_config": {"weight_block_size": [128, 128]}}, 2, "split the target's quantised blocks of 128"),
 ], ids=["heads", "kv_heads", "intermediate_size", "fp8_blocks"])
 def test_tp_that_does_not_divide_the_target(tmp_path, target, tp, words):
     write_pair(tmp_path, target=target)
