@@ -1,6 +1,7 @@
 """SGLang's server flags in a profile: which of them the workbench sets itself, which do not go together, which do not exist."""
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -67,12 +68,17 @@ def number(profile: Profile, name: str, default: float | None = None) -> float |
     Raises: BadInput when it is not one.
     """
     value = flag(profile, name, default)
+    return None if value is None else _plain(f"server.flags.{name}", value)
+
+
+def _plain(field: str, value) -> float:
     try:
-        if isinstance(value, bool):
-            raise ValueError
-        return None if value is None else float(value)
+        found = math.nan if isinstance(value, bool) else float(value)
     except ValueError:
-        raise BadInput(f"server.flags.{name}", f"is {value!r}", "give a plain number") from None
+        found = math.nan
+    if not math.isfinite(found):
+        raise BadInput(field, f"is {value!r}", "give a plain number")
+    return found
 
 
 @cache
@@ -144,7 +150,8 @@ def _environment(profile: Profile) -> Iterator[Check]:
     for name, why in _ENVIRONMENT.items():
         if profile.server.environment.get(name):
             yield refused(f"server.environment.{name}", f"must not be set: {why}", "leave it out")
-    simulated = float(profile.server.environment.get("SGLANG_SIMULATE_ACC_LEN", 0) or 0) > 0
+    held = profile.server.environment.get("SGLANG_SIMULATE_ACC_LEN")
+    simulated = bool(held) and _plain("server.environment.SGLANG_SIMULATE_ACC_LEN", held) > 0
     dummy = flag(profile, "load-format", "auto") == "dummy"
     if simulated:
         yield warned("server.environment.SGLANG_SIMULATE_ACC_LEN", "holds the accept length, so nothing is learnt about accept rates",

@@ -72,14 +72,14 @@ def _copied(profile: Profile, target: ModelShape, draft: ModelShape, arm: Arm) -
     """Bytes of the rows that a separated draft keeps of the target's tables: its group's slice, not the target's."""
     if not arm.group:
         return 0
-    # set_embed hands nothing over to a draft with an embedding of its own (models/llama.py:905).
+    # set_embed hands nothing over to a draft with an embedding of its own (models/llama.py:911).
     tables = (not keeps_embedding(draft)) + takes_head(draft)
     return tables * padded_rows(target.vocab_size, arm.group) * target.hidden_size * ITEM_BYTES[serving_dtype(profile, target)]
 
 
 def _kv_bytes_per_token(shape: ModelShape, ranks: int, item: int) -> int:
     """KV bytes a token on one rank, all layers: the latent for MLA (kv_cache_configurator.py:3419), else K and V of the rank's heads
-    (pool_configurator.py:537)."""
+    (pool_configurator.py:492)."""
     if shape.mla:
         return (shape.mla.kv_lora_rank + shape.mla.qk_rope_head_dim) * shape.layers * item
     return kv_heads_a_rank(shape, ranks) * 2 * shape.head_dim * shape.layers * item
@@ -102,7 +102,7 @@ def static_bytes(profile: Profile, free: int) -> float:
     """Bytes that weights and KV pools may take of ``free`` (kv_cache_configurator.py:3007).
 
     Without --mem-fraction-static the least that SGLang's own heuristic keeps back is taken off: 512 MiB, 1.5 MiB for each of at least
-    2048 prefill tokens, 128 MiB a rank, and 10 GiB in all on devices above 60 GiB (arg_groups/memory_hook.py:299). What CUDA graphs
+    2048 prefill tokens, 128 MiB a rank, and 10 GiB in all on devices above 60 GiB (arg_groups/memory_hook.py:309). What CUDA graphs
     need beside that depends on the batch sizes captured, so this is an upper bound. Ranks of the CPU engine share what is kept back.
     """
     fraction = number(profile, "mem-fraction-static")

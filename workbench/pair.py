@@ -61,7 +61,7 @@ class Eagle:
     """What only an EAGLE-3 draft's config.json says; None means that the key is absent.
 
     aux_layers: eagle_config.eagle_aux_hidden_state_layer_ids; stray_aux_layers: the same key outside eagle_config.
-    draft_vocab_size is 0 where the key is there and null: the draft then takes the target's head (models/llama_eagle3.py:313).
+    draft_vocab_size is 0 where the key is there and null: the draft then takes the target's head (models/llama_eagle3.py:306).
     """
 
     draft_vocab_size: int | None
@@ -120,7 +120,7 @@ class ModelShape:
 
 
 def canonical(name: str) -> str:
-    """The name of a weight without wrappers; EAGLE-3 drafts call their first layer ``midlayer`` (models/llama_eagle3.py:352)."""
+    """The name of a weight without wrappers; EAGLE-3 drafts call their first layer ``midlayer`` (models/llama_eagle3.py:339)."""
     return name.removeprefix("language_model.").removeprefix("model.").replace("midlayer.", "layers.0.")
 
 

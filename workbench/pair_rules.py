@@ -25,13 +25,13 @@ def algorithm(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
     if named != "EAGLE3":
         return refused("speculation.algorithm", f"{named} would take an EAGLE-3 draft and accept nothing", "use EAGLE3")
     if draft.architecture == MLA_DRAFT and (profile.engine == "cpu" or draft.layers != 1):
-        # Its set_embed synchronises CUDA, and its model has one layer (models/kimi_k25_eagle3.py:428, :242).
+        # Its set_embed synchronises CUDA, and its model has one layer (models/kimi_k25_eagle3.py:415, :244).
         return refused("pair.draft", f"{MLA_DRAFT} has one layer and is served on GPUs only", "take a LLaMA-like draft or the cuda engine")
     return passed("speculation.algorithm", f"EAGLE3 with a draft of class {draft.architecture}")
 
 
 def hidden_size(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """The draft is built for hidden states as wide as the target's (models/llama_eagle3.py:137)."""
+    """The draft is built for hidden states as wide as the target's (models/llama_eagle3.py:152)."""
     wide = draft.eagle.target_hidden_size or draft.hidden_size
     if wide != target.hidden_size:
         key = "target_hidden_size" if draft.eagle.target_hidden_size else "hidden_size"
@@ -73,7 +73,7 @@ def aux_layers(profile: Profile, target: ModelShape, draft: ModelShape) -> Check
     fc = draft.stored.get("fc.weight")
     if fc and fc.shape[-1] != len(captured) * target.hidden_size:
         return refused(field, f"{said} give {len(captured) * target.hidden_size} values where the draft's fc takes {fc.shape[-1]}", own)
-    # spec_aux_hidden_state.py:186 reads eagle_config alone.
+    # spec_aux_hidden_state.py:192 reads eagle_config alone.
     if ids is None and eagle.stray_aux_layers is not None and captured_layers(target, eagle.stray_aux_layers) != captured:
         return refused(field, f"{list(eagle.stray_aux_layers)} stands outside eagle_config, where SGLang does not look", "move it there")
     if not eagle.use_aux_hidden_state:
@@ -86,7 +86,7 @@ def aux_layers(profile: Profile, target: ModelShape, draft: ModelShape) -> Check
 
 
 def vocabulary(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """The draft embeds the target's tokens and proposes from at most as many (models/llama_eagle3.py:308)."""
+    """The draft embeds the target's tokens and proposes from at most as many (models/llama_eagle3.py:306)."""
     if draft.vocab_size != target.vocab_size:
         return refused("pair.draft.vocab_size", f"is {draft.vocab_size} where the target has {target.vocab_size} tokens",
                        "take a draft trained for this target")
@@ -104,7 +104,7 @@ def vocabulary(profile: Profile, target: ModelShape, draft: ModelShape) -> Check
 
 
 def token_map(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """d2t holds offsets: draft token i is the target's i + d2t[i] (models/llama_eagle3.py:359); t2d marks the same tokens (F15)."""
+    """d2t holds offsets: draft token i is the target's i + d2t[i] (models/llama_eagle3.py:352); t2d marks the same tokens (F15)."""
     field, rows = "pair.draft.d2t", head_rows(draft)
     names = {canonical(t.name): t.name for t in draft.tensors}
     again = "convert the draft again from its training checkpoint"
@@ -134,7 +134,7 @@ def token_map(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
 
 
 def embedding(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """Where the draft's token embedding comes from (models/llama.py:905)."""
+    """Where the draft's token embedding comes from (models/llama.py:911)."""
     field, stored = "pair.draft.embed_tokens", "embed_tokens.weight" in draft.stored
     if keeps_embedding(draft):
         if draft.tensors and not stored:
@@ -173,7 +173,7 @@ def attention_backend(profile: Profile, target: ModelShape, draft: ModelShape) -
 
 
 def rotary(profile: Profile, target: ModelShape) -> Check:
-    """On a CPU, SGLang builds rotary embeddings for MLA with YaRN scaling alone (layers/rotary_embedding/factory.py:475)."""
+    """On a CPU, SGLang builds rotary embeddings for MLA with YaRN scaling alone (layers/rotary_embedding/factory.py:480)."""
     if profile.engine == "cpu" and target.mla and target.rope == "default":
         return refused("pair.target.rope_scaling", "is absent, and an MLA target on the CPU engine needs YaRN",
                        "give it a scaling of type yarn")
@@ -204,7 +204,7 @@ def heads(shape: ModelShape, ranks: int, field: str) -> Check:
 
 
 def _split_block(shape: ModelShape, ranks: int) -> int | None:
-    """The block size that a group would cut through, if any (layers/quantization/fp8.py:592, :1588)."""
+    """The block size that a group would cut through, if any (layers/quantization/fp8.py:594, :1588)."""
     blocks = (shape.quantization or {}).get("weight_block_size") if ranks > 1 else None
     sizes = [shape.intermediate_size] * _dense(shape) + ([shape.experts.intermediate_size] if shape.experts else [])
     return next((b for b in blocks or () for size in sizes if size // ranks % b), None)
@@ -229,7 +229,7 @@ def group(profile: Profile, arm: Arm) -> Check:
 
 
 def tree(profile: Profile, arm: Arm) -> Check:
-    """A tree of s steps and topk k offers k + (s - 1) k^2 candidates; one fewer than draft_tokens is chosen (eagle_utils.py:107).
+    """A tree of s steps and topk k offers k + (s - 1) k^2 candidates; one fewer than draft_tokens is chosen (eagle_utils.py:110).
 
     Raises: BadInput when the arm's own settings cannot be served.
     """

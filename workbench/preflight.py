@@ -241,11 +241,11 @@ def _free(profile: Profile, given: int | Sequence[int] | None) -> tuple[list[int
 def room(profile: Profile, needs: memory.ArmMemory, arm: Arm, free: int, longest_prompt: int) -> Check:
     """Whether an arm's weights and KV pools fit the ``free`` bytes of one rank, for the workload at hand.
 
-    SGLang fills its static share with KV tokens, up to max-total-tokens (kv_cache_configurator.py:3122).
+    SGLang fills its static share with KV tokens, up to max-total-tokens (kv_cache_configurator.py:3096).
     """
     field, static, limit = f"memory {needs.arm}", memory.static_bytes(profile, free), number(profile, "max-total-tokens")
     draft_tokens = profile.speculation.of(arm).draft_tokens if arm.speculates else 1
-    # A request holds its prompt, its answer, and one round of drafts more than it keeps (mem_cache/allocation_sizing.py:28).
+    # A request holds its prompt, its answer, and one round of drafts more than it keeps (mem_cache/allocation_sizing.py:53).
     wanted = profile.workload.concurrency * (longest_prompt + profile.workload.max_new_tokens + draft_tokens)
     tokens, page = needs.tokens(static), max(1, int(number(profile, "page-size", 1)))
     capacity = int(min(tokens, tokens if limit is None else limit)) // page * page
@@ -255,7 +255,8 @@ def room(profile: Profile, needs: memory.ArmMemory, arm: Arm, free: int, longest
             f"in {memory.gib(needs.pools(capacity, page))}; {memory.gib(taken)} of {memory.gib(free)} free, {memory.gib(static)} static")
     doubt = refused if needs.exact else warned
     if needs.weights >= static:
-        return doubt(field, f"weights of {memory.gib(needs.weights)} leave no room in {memory.gib(static)} of {memory.gib(free)} free a rank",
+        share = f"{memory.gib(static)} of the {memory.gib(free)} free on a rank"
+        return doubt(field, f"weights of {memory.gib(needs.weights)} leave no room in {share}",
                      "raise server.flags.mem-fraction-static or tp, or take a smaller pair")
     if capacity < wanted:
         return doubt(field, f"has room for {capacity} tokens where the workload needs {wanted} ({said})",

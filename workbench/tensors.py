@@ -21,8 +21,8 @@ _ROW_PARALLEL = ("o_proj", "down_proj")
 def implied(shape: ModelShape) -> Iterator[Tensor]:
     """The weights that config.json implies, by canonical name, in the configuration's dtype; biases and vision towers are left out.
 
-    Nothing for an architecture that is not KNOWN. Sources: models/llama.py:160, models/llama_eagle3.py:54,
-    models/deepseek_v2.py:2057 and :2785, models/kimi_k25_eagle3.py:80 of SGLang 0.5.23.
+    Nothing for an architecture that is not KNOWN. Sources: models/llama.py:160, models/llama_eagle3.py:46,
+    models/deepseek_v2.py:2057 and :2785, models/kimi_k25_eagle3.py:62 of SGLang 0.5.23.
     """
     if shape.architecture not in KNOWN:
         return
@@ -81,18 +81,18 @@ def _feed_forward(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
 
 
 def aux_count(draft: ModelShape) -> int:
-    """How many of the target's layers the draft's fc joins (models/llama_eagle3.py:143, kimi_k25_eagle3.py:48)."""
+    """How many of the target's layers the draft's fc joins (models/llama_eagle3.py:157, kimi_k25_eagle3.py:48)."""
     ids = draft.eagle.aux_layers or (draft.eagle.stray_aux_layers if draft.architecture == MLA_DRAFT else None)
     return draft.eagle.num_aux_hidden_states or (len(ids) if ids else 3)
 
 
 def keeps_embedding(draft: ModelShape) -> bool:
-    """Whether a draft embeds tokens itself; otherwise SGLang gives it the target's embedding (models/llama.py:905)."""
+    """Whether a draft embeds tokens itself; otherwise SGLang gives it the target's embedding (models/llama.py:911)."""
     return (draft.eagle.target_hidden_size or draft.hidden_size) != draft.hidden_size
 
 
 def takes_head(draft: ModelShape) -> bool:
-    """Whether a draft predicts with the target's head: draft_vocab_size is null (models/llama_eagle3.py:313)."""
+    """Whether a draft predicts with the target's head: draft_vocab_size is null (models/llama_eagle3.py:306)."""
     return not draft.tied and not draft.eagle.draft_vocab_size
 
 

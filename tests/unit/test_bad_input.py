@@ -251,6 +251,8 @@ def test_port_in_use(tmp_path):
     ({"enable-hierarchical-cache": True}, "server.flags.enable-hierarchical-cache", "hierarchical cache"),
     ({"max-totl-tokens": 9}, "server.flags.max-totl-tokens", "no flag of SGLang's server; write max-total-tokens"),
     ({"max-total-tokens": "many"}, "server.flags.max-total-tokens", "'many'; give a plain number"),
+    ({"max-total-tokens": True}, "server.flags.max-total-tokens", "True; give a plain number"),
+    ({"port": "nan"}, "server.flags.port", "'nan'; give a plain number"),
     ({"mem-fraction-static": 1.5}, "server.flags.mem-fraction-static", "between 0 and 1"),
     ({"max-total-tokens": 10}, "memory none", "room for 10 tokens where the workload needs 22"),
 ], ids=lambda value: next(iter(value)) if isinstance(value, dict) else None)
@@ -267,6 +269,7 @@ def test_pages_under_a_tree_on_the_cpu_engine(tmp_path):
 
 def test_orders_of_the_workbench_in_the_environment(tmp_path):
     write_pair(tmp_path)
+    refused(tmp_path, "server.environment.SGLANG_SIMULATE_ACC_LEN", "'two'", server={"environment": {"SGLANG_SIMULATE_ACC_LEN": "two"}})
     refused(tmp_path, "server.environment.SGLANG_PLUGINS", "the workbench's own", server={"environment": {"SGLANG_PLUGINS": "other"}})
 
 

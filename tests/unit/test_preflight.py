@@ -25,8 +25,8 @@ def test_a_sound_profile_passes_every_check(tmp_path):
     write_pair(tmp_path)
     assert statuses(tmp_path) == {"passed"}
     names = {c.name for c in preflight.check(profile(tmp_path), free_bytes=FREE)}
-    assert {"versions", "server.flags", "plan.arms own-1", "tp", "pair.target", "pair.draft", "pair.draft.d2t", "workload.prompts", "engine",
-            "memory none", "memory shared", "memory own-1", "pair.draft.eagle_aux_hidden_state_layer_ids"} <= names
+    assert {"versions", "server.flags", "plan.arms own-1", "tp", "pair.target", "pair.draft", "pair.draft.d2t", "workload.prompts",
+            "engine", "memory none", "memory shared", "memory own-1", "pair.draft.eagle_aux_hidden_state_layer_ids"} <= names
 
 
 def test_the_shipped_profile_is_read_and_owns_none_of_the_workbench_s_flags():
