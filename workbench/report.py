@@ -61,7 +61,8 @@ def render(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapp
     comparisons, controls, refusals = tables.comparisons(verdict), tables.controls(verdict), tables.refusals(verdict)
     files, left_out = downloads(verdict, records, provenance, profile)
     return _TEMPLATES.get_template("report.html.j2").render(
-        question=QUESTION, verdict=verdict, labels=labels(verdict, provenance, profile), about=profile.get("about", ""),
+        question=QUESTION, sentence=verdict.get("sentence") or "No verdict was stated.", valid=bool(verdict.get("valid")),
+        name=verdict.get("profile") or tables.UNKNOWN, labels=labels(verdict, provenance, profile), about=profile.get("about", ""),
         arms=_table(tables.arms(verdict, profile)), colours=charts.palette(list(verdict.get("arms") or {})),
         conditions=conditions(records, profile), comparisons=_table(_ratios(comparisons, controls)),
         reasons=refusals["reason"].tolist(), refusals=_table(refusals), figures=list(figures(verdict, records)),
@@ -191,7 +192,7 @@ def _without_tokens(record: Line) -> Line:
 
 
 def _jsonl(records: Sequence[Line]) -> bytes:
-    return b"".join(r.model_dump_json(exclude_none=True).encode() + b"\n" for r in records)
+    return b"".join(r.model_dump_json().encode() + b"\n" for r in records)
 
 
 def _json(content: Any) -> bytes:

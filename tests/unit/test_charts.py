@@ -1,0 +1,157 @@
+"""Charts: the marks are those of the table, refused is said and not drawn, and the SVG carries no script and loads nothing."""
+import re
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from tests.simulated import VERDICT, records, refused
+from workbench import charts, tables
+
+LOG = records()
+BLOCKS = tables.blocks(LOG)
+HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'>&amp;"""
+ARMS = ["none", "shared", "own-1"]
+
+
+def throughput_of(verdict):
+    comparisons, controls = tables.comparisons(verdict), tables.controls(verdict)
+    return comparisons[comparisons["metric"] == "throughput"], controls
+
+
+def drawn(width=charts.WIDE):
+    return {"by pair": charts.throughput_by_pair(BLOCKS[BLOCKS["experiment"] == "draft_tp"], ARMS, width),
+            "by start": charts.throughput_by_start(BLOCKS[BLOCKS["experiment"] == "baseline"], ARMS, width),
+            "forest": charts.forest(*throughput_of(VERDICT), width),
+            "positions": charts.accept_by_position(tables.accept_by_position(LOG), ARMS, width),
+            "collectives": charts.collectives(tables.collectives(VERDICT), ARMS, width),
+            "stages": charts.stage_times(tables.stage_times(VERDICT), width)}
+
+
+def parsed(chart):
+    return ElementTree.fromstring(charts.svg(chart))
+
+
+def elements(picture, name):
+    return [e for e in picture.iter() if e.tag.endswith("}" + name)]
+
+
+def marks(picture, kind, colour=None):
+    """The drawn marks of one kind, axes and legends left out."""
+    groups = [g for g in elements(picture, "g") if {f"mark-{kind}", "role-mark"} <= set(g.get("class", "").split())]
+    found = [e for g in groups for e in g if e.tag.rsplit("}", 1)[-1] in ("path", "line", "text")]
+    return [e for e in found if colour is None or colour in (e.get("fill"), e.get("stroke"))]
+
+
+def words(picture):
+    """Every line of text; a label of several lines is one text of several spans."""
+    return [line for e in elements(picture, "text") for line in e.itertext()]
+
+
+@pytest.mark.parametrize("width", [charts.WIDE, charts.NARROW])
+def test_every_chart_has_the_width_that_was_asked_for(width):
+    for name, chart in drawn(width).items():
+        assert float(parsed(chart).get("width")) == pytest.approx(width, abs=1), name
+
+
+def test_a_point_a_block():
+    picture = parsed(drawn()["by pair"])
+    assert len(marks(picture, "symbol")) == 36
+    assert len(marks(picture, "symbol", charts.palette(ARMS)["own-1"])) == 12
+
+
+def test_a_bar_for_each_starts_mean():
+    picture = parsed(drawn()["by start"])
+    assert len(marks(picture, "symbol")) == 18 and len(marks(picture, "rect")) == 6
+
+
+def test_the_forest_draws_each_interval_the_control_behind_it_and_the_line_of_no_difference():
+    picture = parsed(drawn()["forest"])
+    assert len(marks(picture, "symbol")) == 3  # two comparisons and the control
+    assert len(marks(picture, "rule", charts.INK)) == 2 and len(marks(picture, "rule", charts.MUTED)) == 1
+    assert len(marks(picture, "rect", charts.BAND)) == 2  # behind the control and the comparison of its experiment, not behind the other
+    assert {"1.057 [1.031, 1.083]", "1.443 [1.302, 1.599]", "1.004 [0.981, 1.027]"} <= set(words(picture))
+
+
+def test_the_forest_places_ratios_in_order():
+    picture = parsed(charts.forest(throughput_of(VERDICT)[0]))
+    places = [float(re.match(r"translate\(([\d.]+)", e.get("transform"))[1]) for e in marks(picture, "symbol")]
+    one = float(re.match(r"translate\(([\d.]+)", marks(picture, "rule", charts.MUTED)[0].get("transform"))[1])
+    assert one < places[0] < places[1]
+
+
+def test_a_refused_comparison_is_said_and_not_drawn():
+    picture = parsed(charts.forest(*throughput_of(refused())))
+    assert len(marks(picture, "symbol")) == 1 and len(marks(picture, "rect", charts.BAND)) == 0
+    assert words(picture).count("refused") == 2
+
+
+def test_a_forest_without_any_number_still_has_its_line():
+    comparisons, _ = throughput_of(refused())
+    picture = parsed(charts.forest(comparisons[:1]))
+    assert marks(picture, "symbol") == [] and len(marks(picture, "rule")) == 1
+
+
+def test_bars_of_positions_carry_their_percentage():
+    table = tables.accept_by_position(LOG)
+    picture = parsed(charts.accept_by_position(table, ARMS))
+    assert len(marks(picture, "rect")) == len(table) == 9
+    assert [e.text for e in marks(picture, "text")] == [f"{share:.0f}" for share in table["accepted (% of cycles)"]]
+
+
+def test_no_collective_is_a_zero_and_an_unknown_count_is_unknown():
+    verdict = {"arms": {"own-1": {"collectives_per_round": {"draft": 0, "verify": None}}}}
+    picture = parsed(charts.collectives(tables.collectives(verdict)))
+    assert [e.text for e in marks(picture, "text")] == ["0", "unknown"]
+    assert len(marks(picture, "rect")) == 1
+
+
+def test_stages_are_stacked_in_the_cycles_order():
+    assert [w for w in words(parsed(drawn()["stages"])) if w in ("draft", "verify", "draft-extend")] == ["draft", "verify", "draft-extend"]
+
+
+def test_an_arm_keeps_its_colour_whatever_else_is_in_the_chart():
+    few = parsed(charts.collectives(tables.collectives({"arms": {"own-1": VERDICT["arms"]["own-1"]}}), ARMS))
+    assert marks(few, "rect", charts.palette(ARMS)["own-1"])
+
+
+def test_colours_tell_arms_apart_and_replicas_are_pale_copies():
+    colours = charts.palette(["own-2", "shared#2", "none", "own-1", "shared", "own-1+steps=2"])
+    assert len(set(colours.values())) == 6 and colours["none"] == charts.WITHOUT_DRAFT
+    assert colours["shared"] == charts.palette(["shared"])["shared"] == charts.ARM_COLOURS[0]
+    pairs = zip(re.findall("..", colours["shared#2"][1:]), re.findall("..", colours["shared"][1:]))
+    assert all(int(pale, 16) > int(full, 16) for pale, full in pairs)
+
+
+@pytest.mark.parametrize("number", [5_001, 12_000])
+def test_more_than_five_thousand_rows_never_reach_a_chart(number):
+    table = pd.DataFrame({"experiment": "e", "arm": "shared", "start": [n % 4 for n in range(number)], "pair": range(number), "tokens": 100,
+                          "time (s)": 1.0, "blocks": 1, "throughput (tokens/s)": 100.0})
+    for chart in (charts.throughput_by_pair(table), charts.throughput_by_start(table)):
+        rows = chart.to_dict()["datasets"].values()
+        assert 0 < max(map(len, rows)) <= 5_000
+
+
+def test_names_are_text_in_every_chart():
+    blocks = BLOCKS.replace({"arm": {"own-1": HOSTILE}, "experiment": {"draft_tp": HOSTILE}})
+    verdict = VERDICT | {"arms": {HOSTILE: VERDICT["arms"]["own-1"]},
+                         "comparisons": [VERDICT["comparisons"][0] | {"a": HOSTILE}]}
+    positions = tables.accept_by_position(LOG).replace({"arm": {"own-1": HOSTILE}})
+    for chart in (charts.throughput_by_pair(blocks[blocks["experiment"] == HOSTILE]), charts.forest(tables.comparisons(verdict)),
+                  charts.accept_by_position(positions), charts.collectives(tables.collectives(verdict)),
+                  charts.stage_times(tables.stage_times(verdict))):
+        picture = parsed(chart)
+        assert not elements(picture, "script") and not elements(picture, "img")
+        assert any(word.startswith("<script>alert(1)") for word in words(picture))
+
+
+def test_a_picture_loads_nothing_and_has_no_ids_that_could_clash_with_another_pictures():
+    for name, chart in drawn().items():
+        text = charts.svg(chart)
+        assert not re.search(r"<script|<image|<style|href=|url\(|\bid=", text), name
+        assert set(re.findall(r"https?://[^\"]*", text)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, name
+
+
+def test_inline_is_an_image_kept_in_the_notebook():
+    shown = charts.inline(drawn()["stages"])
+    assert "<svg" in shown._repr_svg_() and "<script" not in shown._repr_svg_()
