@@ -35,9 +35,10 @@ class Run:
         return [r for r in self.records if isinstance(r, Block) and r.experiment == experiment and r.role == role and arm in (None, r.arm)]
 
     def arms(self, experiment: str) -> tuple[str, ...]:
-        """Every arm that was measured or compared for parity, or was to be and failed; in order of appearance."""
-        return tuple(dict.fromkeys(r.arm for r in self.records if r.kind in ("block", "failure") and r.experiment == experiment
-                                   and getattr(r, "role", "") != "warmup"))
+        """Every arm that was measured or compared for parity, or was to be and failed: none, shared, own-N, replicas last."""
+        seen = dict.fromkeys(r.arm for r in self.records if r.kind in ("block", "failure") and r.experiment == experiment
+                             and getattr(r, "role", "") != "warmup")
+        return tuple(sorted(seen, key=_rank))
 
     def finding(self, experiment: str, name: str) -> Finding | None:
         """The latest finding of that name."""
@@ -48,6 +49,11 @@ class Run:
         values = [self.profile.server.environment.get(SIMULATED_ACCEPTANCE)]
         values += [s.environment.get(SIMULATED_ACCEPTANCE) for s in self.starts.values() if s.experiment == experiment]
         return any(value and float(value) > 0 for value in values)
+
+
+def _rank(name: str) -> tuple:
+    arm = Arm.parse(name)
+    return arm.replica or 0, ("none", "shared", "own").index(arm.placement), arm.group or 0, name
 
 
 def tokens_per_s(blocks: Iterable[Block]) -> float | None:

@@ -135,10 +135,13 @@ def _accept_moved(run: Run, experiment: str) -> list[Refusal]:
 
 
 def _moved_exactly(blocks: list[Block], others: list[Block]) -> str | None:
-    """On the CPU engine decoding is greedy, so equal prompts owe equal counts (of several runs in a batch: one that is equal)."""
+    """On the CPU engine decoding is greedy, so equal prompts owe equal counts.
+
+    Of runs in a batch, whose make-up may change a sum, one on each side must be equal; of runs alone, all.
+    """
     counts, known = _counts(blocks), _counts(others)
     common = counts.keys() & known.keys()
-    differ = sum(not counts[key] & known[key] for key in common)
+    differ = sum(len(counts[key] | known[key]) > 1 if key[1] == 1 else not counts[key] & known[key] for key in common)
     return f"the accept counts of {differ} of {len(common)} equal greedy prompts differ, which the placement of the draft must not change" \
         if differ else None
 

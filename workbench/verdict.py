@@ -59,9 +59,9 @@ class Verdict:
                               for experiment, found in self.parity.items() for p in found.values()]}
 
     def _yardstick(self, comparison: Comparison) -> dict[str, Any] | None:
-        """The A/A comparison to hold a difference against: of the same experiment and metric, by the same method if there is one."""
-        fitting = [c for c in self.controls if (c.experiment, c.metric) == (comparison.experiment, comparison.metric) and c.interval]
-        fitting.sort(key=lambda c: c.method != comparison.method)
+        """The A/A comparison to hold a difference against: of the same experiment, metric and method (else see the difference's own sd)."""
+        fitting = [c for c in self.controls if c.interval
+                   and (c.experiment, c.metric, c.method) == (comparison.experiment, comparison.metric, comparison.method)]
         keys = ("a", "b", "method", "ratio", "low", "high", "level", "sd")
         return {key: _comparison(fitting[0])[key] for key in keys} if fitting else None
 
