@@ -128,11 +128,11 @@ SERVED = {name: function for module in (attention, cache, tree) for name, functi
 NOT_SERVED = {"sgl_kernel.mamba"}       # linear attention: its models are not served
 
 
-def sources():
-    """SGLang's modules that mention sgl_kernel, parsed."""
-    for path in [*(SGLANG / "srt").rglob("*.py"), *(SGLANG / "kernels").rglob("*.py")]:
-        if "sgl_kernel" in (text := path.read_text()):
-            yield path, ast.parse(text)
+@pytest.fixture(scope="module")
+def sources() -> list[tuple[Path, ast.Module]]:
+    """SGLang's modules that name sgl_kernel and the CPU, parsed."""
+    texts = {path: path.read_text() for part in ("srt", "kernels") for path in (SGLANG / part).rglob("*.py")}
+    return [(path, ast.parse(text)) for path, text in texts.items() if "sgl_kernel" in text and "_cpu" in text]
 
 
 def for_cpu_alone(module: ast.AST):
@@ -142,16 +142,16 @@ def for_cpu_alone(module: ast.AST):
             yield from (s for s in branch.body if isinstance(s, ast.ImportFrom) and s.module.startswith("sgl_kernel"))
 
 
-def test_every_function_that_sglang_imports_for_the_cpu_is_served():
-    imports = [statement for _, module in sources() for statement in for_cpu_alone(module) if statement.module not in NOT_SERVED]
+def test_every_function_that_sglang_imports_for_the_cpu_is_served(sources):
+    imports = [statement for _, module in sources for statement in for_cpu_alone(module) if statement.module not in NOT_SERVED]
     wanted = {alias.name for statement in imports for alias in statement.names}
     assert len(wanted) >= 9 and wanted <= set(SERVED)
 
 
-def test_every_call_of_sglang_fits_the_signature():
+def test_every_call_of_sglang_fits_the_signature(sources):
     """Also those through other names: ``import ... as``, and the attributes in which intel_amx_backend keeps its functions."""
     fitted = set()
-    for path, module in sources():
+    for path, module in sources:
         alias = {a.asname or a.name: a.name for s in ast.walk(module) if isinstance(s, ast.ImportFrom) and s.module == "sgl_kernel" for a in s.names}
         if path.name == "intel_amx_backend.py":
             alias |= {"self.decode_attention_fwd": "decode_attention_cpu", "self.extend_attention_fwd": "extend_attention_cpu",
