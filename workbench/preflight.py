@@ -65,8 +65,10 @@ def _findings(profile: Profile, arms: tuple[Arm, ...], free_bytes, so_far: list[
     yield from found
     # Memory is predicted from shapes, so it means nothing while these do not fit.
     if all(c.status != "refused" for c in so_far):
+        needs = {arm: memory.predict(profile, target, draft, arm) for arm in arms}
         for arm in arms:
-            yield room(profile, memory.predict(profile, target, draft, arm), arm, min(free[:profile.tp]), longest)
+            yield room(profile, needs[arm], arm, min(free[:profile.tp]), longest)
+        yield from equal_pools(profile, list(needs.values()), min(free[:profile.tp]))
 
 
 def refuse(checks: Iterable[Check]) -> None:
@@ -236,6 +238,14 @@ def _free(profile: Profile, given: int | Sequence[int] | None) -> tuple[list[int
                             "lower it, use a machine with more GPUs or a profile of the CPU engine")]
     least = min(free[:profile.tp])
     return free, [passed("engine", f"{profile.engine}: {profile.tp} devices with at least {memory.gib(least)} free each")]
+
+
+def equal_pools(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) -> Iterator[Check]:
+    """Arms are compared with KV pools of one size; left alone, SGLang gives an arm what its weights leave."""
+    tokens = [need.tokens(memory.static_bytes(profile, free)) for need in needs]
+    if number(profile, "max-total-tokens") is None and tokens and min(tokens) < max(tokens):
+        yield warned("server.flags.max-total-tokens", f"is not set, so the arms' KV pools hold {min(tokens)} to {max(tokens)} tokens",
+                     f"set it to {min(tokens)} or less, the same for every arm")
 
 
 def room(profile: Profile, needs: memory.ArmMemory, arm: Arm, free: int, longest_prompt: int) -> Check:

@@ -53,7 +53,7 @@ def test_dummy_weights_need_no_files(tmp_path):
     write_pair(tmp_path)
     for which in ("target", "draft"):
         (tmp_path / which / "model.safetensors").unlink()
-    dummy = {"flags": {"load-format": "dummy", "disable-radix-cache": True}, "environment": {"SGLANG_SIMULATE_ACC_LEN": "2.1"}}
+    dummy = {"flags": {"load-format": "dummy", "disable-radix-cache": True, "max-total-tokens": 1024}, "environment": {"SGLANG_SIMULATE_ACC_LEN": "2.1"}}
     checks = preflight.check(profile(tmp_path, server=dummy), free_bytes=FREE)
     assert [c.name for c in checks if c.status != "passed"] == ["server.environment.SGLANG_SIMULATE_ACC_LEN"]
     assert found(tmp_path, "server.flags.load-format", server={"flags": dummy["flags"]}).status == "warned"
@@ -259,6 +259,15 @@ def test_room_counts_tokens_as_sglang_does(tmp_path):
     capped = {"flags": half["flags"] | {"max-total-tokens": 2000}}
     assert found(tmp_path, "memory own-1", free=free, server=capped).status == "warned"
     assert found(tmp_path, "memory own-1", free=[free, 2 * needs.weights], server=half).status == "refused"      # the fullest GPU decides
+
+
+def test_arms_with_pools_of_different_sizes_are_warned_of(tmp_path):
+    write_pair(tmp_path)
+    check = found(tmp_path, "server.flags.max-total-tokens", server={"flags": {"mem-fraction-static": 0.5, "disable-radix-cache": True}})
+    needs = predicted(tmp_path, "own-1")
+    assert check.status == "warned" and check.mend.startswith(f"set it to {((4 << 30) - needs.weights) // needs.priced} or less")
+    alone = {"plan": {"arms": ["none"]}, "server": {"flags": {"mem-fraction-static": 0.5, "disable-radix-cache": True}}}
+    assert statuses(tmp_path, **alone) == {"passed"}
 
 
 def test_a_draft_that_costs_more_than_it_is_priced_is_found_out(tmp_path):
