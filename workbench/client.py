@@ -4,7 +4,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
@@ -17,12 +18,22 @@ from workbench.runlog import Request
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
-async def send(url: str, prompts: Sequence[Mapping[str, Any]], *, concurrency: int, max_new_tokens: int, deadline_s: float) -> list[Request]:
+def send(url: str, prompts: Sequence[Mapping[str, Any]], *, concurrency: int, max_new_tokens: int, deadline_s: float) -> list[Request]:
     """Stream every prompt, at most ``concurrency`` at once, in order; one Request each, its times in seconds from the call.
 
     prompts: {"id", "input_ids"}. deadline_s: the longest a request may go without a token.
     Raises: ServerFailed ("hung") when a request passes the deadline.
     """
+    return _run(_send(url, prompts, concurrency, max_new_tokens, deadline_s))
+
+
+def _run(work: Coroutine) -> Any:
+    # A notebook's kernel already runs a loop in its own thread, where asyncio.run refuses to start another.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+async def _send(url: str, prompts: Sequence[Mapping[str, Any]], concurrency: int, max_new_tokens: int, deadline_s: float) -> list[Request]:
     begun, gate = time.perf_counter(), asyncio.Semaphore(concurrency)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=deadline_s)
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -77,7 +88,7 @@ def server_info(url: str, timeout_s: float = 30) -> dict[str, Any]:
     Raises: ServerFailed when it does not answer in time.
     """
     try:
-        info = asyncio.run(_get(url, "/server_info", timeout_s))
+        info = _run(_get(url, "/server_info", timeout_s))
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
         raise ServerFailed(f"the server does not answer /server_info ({type(error).__name__})") from None
     state = (info.get("internal_states") or [{}])[0]

@@ -81,11 +81,20 @@ class Workload(Section):
 
 
 class Plan(Section):
-    """Which arms are compared and how much is spent: pairs of blocks, starts a side, seeds."""
+    """Which arms are compared and how much is spent.
+
+    pairs: pairs of blocks inside one server; starts: server starts a side where a comparison crosses restarts, each with
+    blocks_per_start blocks. parity_prompts, parity_tokens: how many answers of how many tokens are compared token by token.
+    resolution: the difference to be resolved (0.02 is 2 %); the verdict says what it costs.
+    """
 
     arms: tuple[str, ...] = ("none", "shared", "own-1")
     pairs: int = Field(6, ge=1)
     starts: int = Field(3, ge=1)
+    blocks_per_start: int = Field(2, ge=1)
+    parity_prompts: int = Field(12, ge=1)
+    parity_tokens: int = Field(32, ge=1)
+    resolution: float | None = Field(None, gt=0, lt=1)
     seed: int = 0
 
     @field_validator("arms")

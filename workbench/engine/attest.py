@@ -23,7 +23,7 @@ def hooks(orders: Orders, counters: Counters, installed: list[str]) -> list[Hook
         gathered[:] = placement.target_group().all_gather_object(mine)
 
     def report(_, controller, state):
-        state["draft_tp"] = {"attestation": gathered, "counts": counters.read()}
+        state["draft_tp"] = {"server": orders.server, "attestation": gathered, "counts": counters.read()}
 
     return [Hook("sglang.srt.managers.scheduler.Scheduler.init_model_worker", attest, ("self",), "after"),
             # Called for every algorithm, none included (internal_state.py:51).

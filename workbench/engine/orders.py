@@ -20,6 +20,7 @@ class Placement:
 class Orders:
     """Orders for every process of one server.
 
+    server: the identity it reports, so that a client knows whose answer it reads.
     arms: the placements this server holds, the first in force at start; empty for a server without a draft.
     agreement: ``broadcast`` (rank 0's tree is verified everywhere), ``check`` (compare, stop on a difference) or ``off``.
     cpu: serve on the CPU engine.
@@ -27,6 +28,7 @@ class Orders:
         a rank whose draft tokens are shifted. A server with a fault attests it, and the workbench takes no result from it.
     """
 
+    server: str = ""
     arms: tuple[Placement, ...] = ()
     agreement: str = "broadcast"
     cpu: bool = False

@@ -1,0 +1,172 @@
+"""The lab of one run: its folder, its log, and the loop that measures planned blocks on servers that it owns."""
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from workbench import client, logs, preflight, runlog, verdict
+from workbench import server as servers
+from workbench.arms import Arm
+from workbench.errors import BadInput, ServerFailed
+from workbench.plans import Task
+from workbench.profile import Profile, load
+from workbench.runlog import Block, Failure, Finding, Line, RunLog, Start
+from workbench.server import Server
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """One run: a profile and the folder that everything measured under it is written to."""
+
+    profile: Profile
+    folder: Path
+
+    @property
+    def records(self) -> list[Line]:
+        return runlog.read(self.folder / "runs.jsonl")
+
+    @property
+    def verdict(self) -> verdict.Verdict:
+        """The verdict of what is in the log now."""
+        return verdict.judge(self.profile, self.records, "live", self.profile.plan.resolution)
+
+    @cached_property
+    def prompts(self) -> Sequence[Mapping[str, Any]]:
+        """The workload's prompts: held-out text from a file, or random ids of the target's vocabulary (never for accept claims)."""
+        if self.profile.workload.prompts == "random":
+            size = json.loads((self.profile.pair.target / "config.json").read_text()).get("vocab_size", 1000)
+            rng = random.Random(self.profile.plan.seed)
+            return [{"id": f"random-{n}", "input_ids": [rng.randrange(3, size) for _ in range(rng.randrange(16, 65))]} for n in range(256)]
+        return json.loads(Path(self.profile.workload.prompts).read_text())
+
+    def find(self, experiment: str, name: str, value: Any) -> None:
+        """Keep a notebook's computed answer in the log, once."""
+        if any(isinstance(r, Finding) and (r.experiment, r.name) == (experiment, name) for r in self.records):
+            return
+        with RunLog(self.folder / "runs.jsonl") as file:
+            file.append(Finding(experiment=experiment, name=name, time=_now(), value=value))
+
+    def finding(self, name: str) -> Any:
+        """The value of a finding; None when no notebook has found it."""
+        return next((r.value for r in self.records if isinstance(r, Finding) and r.name == name), None)
+
+    def measure(self, tasks: Sequence[Task]) -> None:
+        """Run the planned blocks that are not in the log yet, each on a server that serves its arm.
+
+        Raises: BadInput from the preflight; ServerFailed when a server does not start, hangs or dies: what was measured stays in the
+            log, and so does the failure.
+        """
+        names = dict.fromkeys(task.planned.arm for task in tasks)
+        preflight.refuse(preflight.check(self.profile, [Arm.parse(name) for name in names]))
+        done = {(r.experiment, r.block) for r in self.records if isinstance(r, Block)}
+        left = [(index, task) for index, task in enumerate(tasks) if (task.planned.experiment, index) not in done]
+        with RunLog(self.folder / "runs.jsonl") as file, _Bench(self, file) as bench:
+            for number, (index, task) in enumerate(left, 1):
+                log.info("%s: block %d of %d on %s", task.planned.experiment, number, len(left), task.planned.arm)
+                try:
+                    bench.run(index, task)
+                except ServerFailed as failure:
+                    file.append(bench.failure(task, failure))
+                    raise
+
+
+def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any] | None = None) -> Lab:
+    """The lab of a run's folder; made when it is not there yet.
+
+    Raises: BadInput for a bad profile or change, or when the folder holds a run under another profile.
+    """
+    chosen, path = load(profile, dict(changes or {})), Path(folder)
+    kept = path / "profile.json"
+    if kept.exists():
+        if json.loads(kept.read_text()) != json.loads(chosen.model_dump_json()):
+            raise BadInput("out", f"{path.name} holds a run under another profile or other parameters", "give another --out or the same ones")
+    else:
+        path.mkdir(parents=True, exist_ok=True)
+        kept.write_text(chosen.model_dump_json(indent=1))
+    return Lab(chosen, path)
+
+
+class _Bench:
+    """The server in use: kept from block to block while it serves the next one's arm in the same start group, else replaced."""
+
+    def __init__(self, lab: Lab, file: RunLog):
+        self.lab, self.file = lab, file
+        self.start = max((r.start for r in lab.records if isinstance(r, Start)), default=-1)
+        self.group: tuple | None = None
+        self.server: Server | None = None
+        self.stack = ExitStack()
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.__exit__(*error)
+
+    def run(self, index: int, task: Task) -> None:
+        planned, arm = task.planned, Arm.parse(task.planned.arm)
+        group = planned.experiment, planned.start_group, arm.configuration
+        if group != self.group:
+            self._restart(group, arm, planned.experiment)
+        before = client.server_info(self.server.url)["draft_tp"]["counts"]
+        begun, at = time.perf_counter(), _now()
+        requests = client.send(self.server.url, [self.lab.prompts[i] for i in planned.prompts], concurrency=task.concurrency,
+                               max_new_tokens=task.max_new_tokens, deadline_s=self.lab.profile.server.token_within_s)
+        seconds = time.perf_counter() - begun
+        said = client.server_info(self.server.url)["draft_tp"]
+        rounds, collectives, spent = _difference(said["counts"], before)
+        self.file.append(Block(
+            block=index, experiment=planned.experiment, role=planned.role, arm=planned.arm, start=self.start, pair=planned.pair,
+            position=planned.position, seed=planned.seed, concurrency=task.concurrency, time=at, seconds=seconds, server=said["server"],
+            arm_in_force=arm.configuration.name if not self.server.unattested else None, attested=not self.server.unattested,
+            prompts_from="random" if self.lab.profile.workload.prompts == "random" else "heldout", requests=tuple(requests),
+            rounds=rounds, collectives=collectives, stage_seconds=spent))
+
+    def _restart(self, group: tuple, arm: Arm, experiment: str) -> None:
+        self.stack.close()
+        self.group = None
+        self.start += 1
+        logfile = self.lab.folder / "logs" / f"{self.start:03d}-{arm.configuration.name}.log"
+        self.server = self.stack.enter_context(servers.serve(self.lab.profile, arm, logfile))
+        command, environment = servers.describe(self.server.launch)
+        self.file.append(Start(start=self.start, experiment=experiment, arms=(arm.configuration.name,), time=_now(),
+                               seconds=self.server.seconds, command=command, environment=environment, server=self.server.launch.server,
+                               attestation=self.server.attestation))
+        if self.server.unattested:
+            log.warning("%s is not attested: %s", arm.name, "; ".join(self.server.unattested))
+        log.info("%s is up after %.0f s", arm.name, self.server.seconds)
+        self.group = group
+
+    def failure(self, task: Task, failure: ServerFailed) -> Failure:
+        logfile = self.server.log if self.server is not None and self.group is not None else \
+            self.lab.folder / "logs" / f"{self.start:03d}-{Arm.parse(task.planned.arm).configuration.name}.log"
+        text = str(failure)
+        first = logs.first_failure(logfile) or ""
+        what = "disagreed" if "drafted another tree" in first else "hung" if "hung" in text else "start" if self.group is None else "block"
+        reason = text.splitlines()[0] + (f" ({first.splitlines()[-1]})" if first and first not in text else "")
+        return Failure(experiment=task.planned.experiment, arm=task.planned.arm, time=_now(), what=what, reason=logs.clean(reason),
+                       log_tail=logs.tail(logfile))
+
+
+def _difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, dict[str, int]], dict[str, float]]:
+    """The server's counts over a block: rounds by stage, collectives by stage and kind, seconds by stage."""
+    def less(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value - old.get(key, 0) for key, value in new.items() if value != old.get(key, 0)}
+
+    collectives = {stage: less(kinds, before["collectives"].get(stage, {})) for stage, kinds in after["collectives"].items()}
+    return (less(after["rounds"], before["rounds"]), {stage: kinds for stage, kinds in collectives.items() if kinds},
+            less(after["seconds"], before["seconds"]))
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

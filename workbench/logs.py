@@ -1,0 +1,50 @@
+"""What a server's log says: its last lines, the first failure of the first rank that failed, and the log without what is private."""
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_TRACEBACK = "Traceback (most recent call last):"
+_STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?")
+_SECRET = re.compile(r"(?i)((?:token|key|secret|password)[a-z_]*['\"]?\s*[:=]\s*)(['\"]?)[^'\",\s]{6,}\2")
+
+
+def tail(path: Path, lines: int = 20, width: int = 300) -> tuple[str, ...]:
+    """The last lines of a log, each cut to ``width`` characters; empty when there is none."""
+    if not path.exists():
+        return ()
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 200_000))
+        text = file.read().decode(errors="replace")
+    return tuple(clean(line)[:width] for line in text.splitlines()[-lines:])
+
+
+def first_failure(path: Path) -> str | None:
+    """The first sentence of ours ("draft-tp: ...") in a log, else the first traceback, with its rank; None when there is neither."""
+    if not path.exists():
+        return None
+    lines = path.read_text(errors="replace").splitlines()
+    ours = next((line for line in lines if line.startswith("draft-tp: ")), None)
+    if ours:
+        return ours.removeprefix("draft-tp: ")
+    begin = next((i for i, line in enumerate(lines) if _TRACEBACK in line), None)
+    if begin is None:
+        return None
+    stamp = _STAMP.match(lines[begin])
+    end = begin + 1
+    while end < len(lines) and (lines[end].startswith((" ", "\t")) or not lines[end]):
+        end += 1
+    said = [clean(line) for line in lines[begin + 1:end + 1] if line.strip()]
+    rank = f"{stamp['rank']}: " if stamp and stamp["rank"] else ""
+    # Refusals of the engine's hooks arrive as an exception of a rank: their sentence is what a person needs.
+    if said and said[-1].startswith(("workbench.engine.hooks.Refused: ", "workbench.engine.agreement.RanksDisagreed: ")):
+        return rank + said[-1].split(": ", 1)[1]
+    return rank + "\n".join(said[-12:])
+
+
+def clean(line: str) -> str:
+    """A line without this machine's home and working folders and without anything that looks like a secret."""
+    for private, public in ((os.getcwd(), "."), (str(Path.home()), "~")):
+        line = line.replace(private, public) if len(private) > 1 else line
+    return _SECRET.sub(r"\1<hidden>", line)

@@ -1,0 +1,79 @@
+"""Where a run comes from: versions, machine, GPUs, models and prompts by their hashes. No secret, no name of a person or host."""
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from workbench.profile import ROOT, Profile
+
+PACKAGES = ("sglang", "torch", "transformers", "triton", "draft-tp-workbench", "numpy", "scipy", "pandas", "papermill")
+_GPU = "name,driver_version,memory.total,pci.bus_id,clocks.max.sm,power.limit"
+
+
+def collect(profile: Profile, command: Sequence[str] = ()) -> dict[str, Any]:
+    """The content of provenance.json. Hashes: SHA-256, of a folder's files in the order of their names."""
+    return {
+        "schema": 1,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(command),
+        "engine": profile.engine,
+        "versions": {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := _version(name))},
+        "workbench_commit": _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"]),
+        "workbench_changed": bool(_output(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"])),
+        "machine": {"system": platform.system(), "kernel": platform.release(), "processor": _processor(),
+                    "cores": len(os.sched_getaffinity(0)), "memory_gib": round(psutil.virtual_memory().total / 2**30, 1)},
+        "gpus": _gpus(),
+        "topology": _output(["nvidia-smi", "topo", "-m"]),
+        "hashes": {"target": digest(profile.pair.target), "draft": digest(profile.pair.draft),
+                   "prompts": digest(Path(profile.workload.prompts)) if profile.workload.prompts != "random" else None},
+        "nccl": {key: value for key, value in sorted(os.environ.items()) if key.startswith(("NCCL_", "TORCH_NCCL_"))},
+    }
+
+
+def digest(path: Path) -> str | None:
+    """SHA-256 of a file, or of the files right in a folder; None when there is none."""
+    files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.is_file()) if path.is_dir() else []
+    total = hashlib.sha256()
+    for file in files:
+        total.update(file.name.encode())
+        with open(file, "rb") as content:
+            while chunk := content.read(1 << 20):
+                total.update(chunk)
+    return total.hexdigest() if files else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _gpus() -> list[dict[str, str]]:
+    said = _output(["nvidia-smi", f"--query-gpu={_GPU}", "--format=csv,noheader"])
+    return [dict(zip(_GPU.split(","), (value.strip() for value in line.split(",")))) for line in (said or "").splitlines()]
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _output(command: Sequence[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,174 @@
+"""One SGLang server: how it is started for an arm, when it is ready, whose it is, and that all of it ends."""
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench import attestation, client, logs
+from workbench.arms import Arm
+from workbench.engine.cpu.paths import python_path
+from workbench.engine.orders import VARIABLE, Orders, Placement
+from workbench.errors import ServerFailed
+from workbench.profile import ROOT, Profile
+
+log = logging.getLogger(__name__)
+
+# The CPU engine: SGLang's CPU path with its EAGLE-capable back end, fp32 so that tokens are identical.
+CPU_FLAGS = {"device": "cpu", "attention-backend": "intel_amx", "dtype": "float32", "disable-cuda-graph": True}
+CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one server is started: command, and the environment it needs beyond the starter's own."""
+
+    server: str
+    port: int
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    orders: Orders
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that is up: it answered a real completion and attested its arm on every rank (see ``attested``)."""
+
+    launch: Launch
+    arm: Arm
+    seconds: float
+    log: Path
+    attestation: tuple[dict[str, Any], ...]
+    unattested: tuple[str, ...]        # why the arm is not in force on every rank; empty when it is
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.launch.port}"
+
+
+def plan(profile: Profile, arm: Arm, *, port: int, server: str, **orders: Any) -> Launch:
+    """How the arm is served under the profile. orders: faults for negative controls (engine/orders.py)."""
+    speculation = profile.speculation.of(arm)
+    flags: dict[str, Any] = {"model-path": profile.pair.target, "host": "127.0.0.1", "port": port, "tp": profile.tp}
+    if profile.engine == "cpu":
+        flags |= CPU_FLAGS
+    flags |= profile.server.flags
+    if profile.server.trust_remote_code:
+        flags["trust-remote-code"] = True
+    if arm.speculates:
+        flags |= {"speculative-algorithm": speculation.algorithm, "speculative-draft-model-path": profile.pair.draft,
+                  "speculative-num-steps": speculation.steps, "speculative-eagle-topk": speculation.topk,
+                  "speculative-num-draft-tokens": speculation.draft_tokens}
+    given = Orders(server=server, arms=(Placement(arm.configuration.name, arm.group),) if arm.speculates else (),
+                   agreement=speculation.agreement, cpu=profile.engine == "cpu", **orders)
+    environment = {"SGLANG_PLUGINS": "draft_tp", VARIABLE: given.to_json(), "HF_HUB_OFFLINE": "1"}
+    if profile.engine == "cpu":
+        cores = sorted(os.sched_getaffinity(0))
+        environment |= CPU_ENVIRONMENT | {
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(profile.tp)),
+            "PYTHONPATH": os.pathsep.join([*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    environment |= profile.server.environment
+    command = [sys.executable, "-m", "sglang.launch_server"]
+    for name, value in flags.items():
+        if value is not False:
+            command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return Launch(server, port, tuple(command), environment, given)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def serve(profile: Profile, arm: Arm, logfile: Path, **orders: Any) -> Iterator[Server]:
+    """Own a server for one arm: started, ready, attested; whatever happens inside, all of its processes end.
+
+    Raises: ServerFailed when it dies, is not ready within the profile's deadline, or somebody else answers on its port. The message
+        carries the log's first failure.
+    """
+    launch = plan(profile, arm, port=free_port(), server=uuid.uuid4().hex[:12], **orders)
+    logfile.parent.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "workbench.keeper", launch.server, str(logfile), *launch.command],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True, cwd=ROOT,
+        env={**os.environ, **launch.environment})
+    try:
+        _wait_ready(launch, keeper, logfile, profile.server.ready_within_s)
+        said = client.server_info(_url(launch))["draft_tp"]
+        if said.get("server") != launch.server:
+            raise ServerFailed(f"another server answered on port {launch.port}: stop it, or free the port")
+        speculation = profile.speculation.of(arm)
+        unattested = attestation.faults(arm, said["attestation"], profile.tp, speculation.agreement,
+                                        profile.pair.draft if arm.speculates else None)
+        yield Server(launch, arm, time.monotonic() - begun, logfile, tuple(said["attestation"]), tuple(unattested))
+    finally:
+        _release(keeper, launch)
+
+
+def describe(launch: Launch) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Command and environment for the run log, without this machine's folders."""
+    def public(text: str) -> str:
+        return logs.clean(str(text).replace(sys.executable, "python").replace(str(ROOT), "."))
+
+    return tuple(map(public, launch.command)), {key: public(value) for key, value in launch.environment.items()}
+
+
+def _url(launch: Launch) -> str:
+    return f"http://127.0.0.1:{launch.port}"
+
+
+def _wait_ready(launch: Launch, keeper: subprocess.Popen, logfile: Path, deadline_s: float) -> None:
+    """Until a real completion came back: /health can be green while the first use of a communicator deadlocks (field report F26)."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        if keeper.poll() is not None:
+            raise ServerFailed(f"the server died while starting: {logs.first_failure(logfile) or _last(logfile)}")
+        try:
+            with socket.create_connection(("127.0.0.1", launch.port), timeout=1):
+                pass
+        except OSError:
+            time.sleep(0.2)
+            continue
+        left = max(1.0, end - time.monotonic())
+        try:
+            answer = client.send(_url(launch), [{"id": "ready", "input_ids": [1, 2, 3]}], concurrency=1, max_new_tokens=8, deadline_s=left)
+        except ServerFailed as hung:
+            raise ServerFailed(f"the server accepts requests but no completion came within {deadline_s:g} s ({hung}): {_last(logfile)}") from None
+        if answer[0].error is None:
+            return
+        time.sleep(0.5)
+    raise ServerFailed(f"the server was not ready within {deadline_s:g} s: {logs.first_failure(logfile) or _last(logfile)} "
+                       "(raise server.ready_within_s if it was still loading)")
+
+
+def _last(logfile: Path) -> str:
+    return "its last lines were\n" + "\n".join(logs.tail(logfile, 8))
+
+
+def _release(keeper: subprocess.Popen, launch: Launch) -> None:
+    try:
+        said, _ = keeper.communicate(timeout=60)       # closes the pipe, which is the order to end the server
+    except subprocess.TimeoutExpired:
+        keeper.kill()
+        raise ServerFailed(f"the processes of server {launch.server} did not end within 60 s") from None
+    left = json.loads(said.splitlines()[-1])["left"] if said.strip() else []
+    if left:
+        raise ServerFailed(f"processes {left} of server {launch.server} could not be ended: end them by hand")
+
+
+def prompts(path: Path) -> Sequence[Mapping[str, Any]]:
+    """The prompts of a workload: {"id", "input_ids", ...}."""
+    return json.loads(path.read_text())
