@@ -64,8 +64,8 @@ def predict(profile: Profile, target: ModelShape, draft: ModelShape | None, arm:
 
 def weight_bytes(profile: Profile, shape: ModelShape, ranks: int) -> int:
     """Bytes of a model's weights on one rank of a group: by its files where it has any, by its configuration otherwise."""
-    dtype = serving_dtype(profile, shape)
-    return round(sum(rank_bytes(shape, t, ranks, dtype) for t in shape.tensors or implied(shape) if is_served(shape, t)))
+    dtype, unit = serving_dtype(profile, shape), 32 * ranks if profile.engine == "cpu" else 1      # configs/update_config.py:12, :290
+    return round(sum(rank_bytes(shape, t, ranks, dtype, unit) for t in shape.tensors or implied(shape) if is_served(shape, t)))
 
 
 def _copied(profile: Profile, target: ModelShape, draft: ModelShape, arm: Arm) -> int:

@@ -180,22 +180,28 @@ def rotary(profile: Profile, target: ModelShape) -> Check:
     return passed("pair.target.rope_scaling", target.rope)
 
 
-def heads(shape: ModelShape, ranks: int, field: str) -> Check:
-    """A group of ``ranks`` splits heads evenly; KV heads are split, or replicated where there are fewer (models/llama.py:183 to :193)."""
+def heads(profile: Profile, shape: ModelShape, ranks: int, field: str) -> Check:
+    """A group of ``ranks`` splits heads evenly; KV heads are split, or replicated where there are fewer (models/llama.py:183 to :193).
+
+    SGLang on a CPU would add empty heads instead, and pads intermediate sizes (configs/update_config.py:244, :290): the former is another
+    model than the GPU's and is refused, the latter changes nothing.
+    """
     who = "the target" if shape.field == "pair.target" else "the draft"
     mend = "use a divisor" if field == "tp" else "leave this arm out or choose a group that divides"
     problem = None
     if shape.heads % ranks:
         problem = f"{ranks} does not divide {who}'s {shape.heads} attention heads"
+    elif profile.engine == "cpu" and shape.kv_heads % ranks:
+        problem = f"{ranks} does not divide {who}'s {shape.kv_heads} KV heads, which the CPU engine cannot replicate"
     elif not shape.mla and shape.kv_heads % ranks and ranks % shape.kv_heads:
         problem = f"{ranks} neither divides {who}'s {shape.kv_heads} KV heads nor is a multiple"
-    elif _dense(shape) and shape.intermediate_size % ranks:
+    elif profile.engine == "cuda" and _dense(shape) and shape.intermediate_size % ranks:
         problem = f"{ranks} does not divide {who}'s intermediate size {shape.intermediate_size}"
     elif shape.experts and shape.experts.count < ranks:                     # models/deepseek_v2.py:714
         problem = f"{ranks} ranks are more than {who}'s {shape.experts.count} experts"
-    elif shape.experts and shape.experts.intermediate_size % ranks:
+    elif profile.engine == "cuda" and shape.experts and shape.experts.intermediate_size % ranks:
         problem = f"{ranks} does not divide the size {shape.experts.intermediate_size} of {who}'s experts"
-    elif block := _split_block(shape, ranks):
+    elif block := profile.engine == "cuda" and _split_block(shape, ranks):
         problem = f"{ranks} ranks split {who}'s quantised blocks of {block}"
     if problem:
         return refused(field, problem, mend)

@@ -47,6 +47,7 @@ def check(profile: Profile, arms: Sequence[Arm] | None = None, free_bytes: int |
 
 
 def _findings(profile: Profile, arms: tuple[Arm, ...], free_bytes, so_far: list[Check]) -> Iterator[Check]:
+    """The checks one by one; ``so_far`` is where the caller keeps them."""
     yield from _tried(lambda: versions(profile))
     yield from _tried(lambda: server_flags.check(profile))
     yield from _tried(lambda: port(profile))
@@ -179,13 +180,13 @@ def _known_model_type(name: str) -> bool:
 
 def _fit(profile: Profile, target: ModelShape, draft: ModelShape | None, arms: Sequence[Arm]) -> Iterator[Check]:
     yield pair_rules.rotary(profile, target)
-    yield pair_rules.heads(target, profile.tp, "tp")
+    yield pair_rules.heads(profile, target, profile.tp, "tp")
     if draft is not None:
         for rule in pair_rules.PAIR_RULES:
             yield from _tried(lambda: [rule(profile, target, draft)])
         for group in dict.fromkeys(arm.group for arm in arms if arm.speculates):
             if not group or profile.tp % group == 0:
-                yield pair_rules.heads(draft, group or profile.tp, f"plan.arms own-{group}" if group else "tp")
+                yield pair_rules.heads(profile, draft, group or profile.tp, f"plan.arms own-{group}" if group else "tp")
     for shape in (target, draft):
         if shape is not None:
             yield pair_rules.stored_weights(shape)

@@ -114,8 +114,8 @@ def kv_heads_a_rank(shape: ModelShape, ranks: int) -> int:
     return max(1, shape.kv_heads // ranks)
 
 
-def rank_elements(shape: ModelShape, tensor: Tensor, ranks: int) -> float:
-    """How many values of a stored tensor one rank of a group of ``ranks`` keeps.
+def rank_elements(shape: ModelShape, tensor: Tensor, ranks: int, unit: int = 1) -> float:
+    """How many values of a stored tensor one rank of a group of ``ranks`` keeps; intermediate sizes are padded to multiples of ``unit``.
 
     Column- and row-parallel layers keep 1/ranks, vocabulary tables their padded share, K and V whole heads, and MLA's kv_b_proj a
     second copy, split and transposed (deepseek_weight_loader.py:762).
@@ -132,13 +132,16 @@ def rank_elements(shape: ModelShape, tensor: Tensor, ranks: int) -> float:
         return tensor.elements * kv_heads_a_rank(shape, ranks) / shape.kv_heads
     if module == "kv_b_proj" and leaf == "weight":
         return 2 * tensor.elements / ranks
+    if module in ("gate_proj", "up_proj", "down_proj") and leaf == "weight":
+        size = tensor.shape[module == "down_proj"]
+        return tensor.elements / size * (-(-size // unit) * unit) / ranks
     return tensor.elements / ranks
 
 
-def rank_bytes(shape: ModelShape, tensor: Tensor, ranks: int, dtype: str) -> float:
+def rank_bytes(shape: ModelShape, tensor: Tensor, ranks: int, dtype: str, unit: int = 1) -> float:
     """Bytes of a stored tensor on one rank, served in ``dtype``: plain weights are converted, quantised ones and their scales are not."""
     plain = tensor.dtype in ("F64", "F32", "BF16", "F16") and tensor.name.endswith((".weight", ".bias"))
-    return rank_elements(shape, tensor, ranks) * ITEM_BYTES.get(dtype if plain else tensor.dtype, 1)
+    return rank_elements(shape, tensor, ranks, unit) * ITEM_BYTES.get(dtype if plain else tensor.dtype, 1)
 
 
 def is_served(shape: ModelShape, tensor: Tensor) -> bool:

@@ -126,9 +126,9 @@ def test_a_tokenizer_in_code_is_needed_but_not_trusted(tmp_path):
     ({"tie_word_embeddings": True}, "pair.draft.tie_word_embeddings", "ties a head of 64 rows to 128 embeddings"),
     ({"max_position_embeddings": 128}, "pair.draft.max_position_embeddings", "128 positions where the target is served with 256"),
     ({"num_attention_heads": 3, "num_key_value_heads": 3}, "tp", "2 does not divide the draft's 3 attention heads"),
-    ({"intermediate_size": 63}, "tp", "2 does not divide the draft's intermediate size 63"),
+    ({"num_key_value_heads": 1}, "tp", "2 does not divide the draft's 1 KV heads, which the CPU engine cannot replicate"),
 ], ids=["another_architecture", "another_hidden_size", "another_target_hidden_size", "another_vocabulary", "no_draft_vocabulary",
-        "draft_vocabulary_too_large", "tied_to_more_rows", "short_context", "odd_draft_heads", "odd_intermediate_size"])
+        "draft_vocabulary_too_large", "tied_to_more_rows", "short_context", "odd_draft_heads", "one_kv_head_on_the_cpu"])
 def test_a_draft_that_does_not_fit(tmp_path, draft, field, words):
     write_pair(tmp_path, draft=draft)
     refused(tmp_path, field, words)
@@ -204,7 +204,12 @@ def test_draft_and_target_in_two_dtypes(tmp_path):
 ], ids=["heads", "kv_heads", "intermediate_size", "fp8_blocks"])
 def test_tp_that_does_not_divide_the_target(tmp_path, target, tp, words):
     write_pair(tmp_path, target=target)
-    refused(tmp_path, "tp", words, tp=tp, plan={"arms": ["none"]})
+    refused(tmp_path, "tp", words, engine="cuda", tp=tp, plan={"arms": ["none"]})
+
+
+def test_tp_that_does_not_divide_the_draft(tmp_path):
+    write_pair(tmp_path, draft={"intermediate_size": 63})
+    refused(tmp_path, "tp", "2 does not divide the draft's intermediate size 63", engine="cuda")
 
 
 def test_own_3_at_tp_4(tmp_path):
@@ -214,7 +219,8 @@ def test_own_3_at_tp_4(tmp_path):
 
 def test_own_2_with_a_draft_of_odd_heads(tmp_path):
     write_pair(tmp_path, draft={"num_attention_heads": 1, "num_key_value_heads": 1})
-    refused(tmp_path, "plan.arms own-2", "2 does not divide the draft's 1 attention heads", tp=4, plan={"arms": ["own-1", "own-2"]})
+    refused(tmp_path, "plan.arms own-2", "2 does not divide the draft's 1 attention heads", engine="cuda", tp=4,
+            plan={"arms": ["own-1", "own-2"]})
 
 
 def test_a_tree_that_offers_too_few_candidates(tmp_path):

@@ -53,7 +53,8 @@ def test_dummy_weights_need_no_files(tmp_path):
     write_pair(tmp_path)
     for which in ("target", "draft"):
         (tmp_path / which / "model.safetensors").unlink()
-    dummy = {"flags": {"load-format": "dummy", "disable-radix-cache": True, "max-total-tokens": 1024}, "environment": {"SGLANG_SIMULATE_ACC_LEN": "2.1"}}
+    dummy = {"flags": {"load-format": "dummy", "disable-radix-cache": True, "max-total-tokens": 1024},
+             "environment": {"SGLANG_SIMULATE_ACC_LEN": "2.1"}}
     checks = preflight.check(profile(tmp_path, server=dummy), free_bytes=FREE)
     assert [c.name for c in checks if c.status != "passed"] == ["server.environment.SGLANG_SIMULATE_ACC_LEN"]
     assert found(tmp_path, "server.flags.load-format", server={"flags": dummy["flags"]}).status == "warned"
@@ -113,8 +114,8 @@ def test_ids_outside_eagle_config_that_say_what_the_default_says(tmp_path):
 
 def test_kv_heads_are_replicated_where_there_are_fewer_than_ranks(tmp_path):
     write_pair(tmp_path, target={"num_key_value_heads": 1}, draft={"num_key_value_heads": 1})
-    assert statuses(tmp_path, tp=4) == {"passed"}
-    assert "1 of 1 KV heads each" in found(tmp_path, "tp", tp=4).detail
+    assert statuses(tmp_path, tp=4, engine="cuda") == {"passed"}
+    assert "1 of 1 KV heads each" in found(tmp_path, "tp", tp=4, engine="cuda").detail
 
 
 def test_a_llama_draft_beside_an_mla_target_needs_a_back_end_of_its_own(tmp_path):
@@ -207,9 +208,15 @@ def test_a_borrowed_head_is_copied_with_the_embedding(tmp_path):
 
 def test_replicated_kv_heads_are_counted_on_every_rank(tmp_path):
     write_pair(tmp_path, target={"num_key_value_heads": 1}, draft={"num_key_value_heads": 1})
-    needs = predicted(tmp_path, "shared", tp=4)
+    needs = predicted(tmp_path, "shared", tp=4, engine="cuda", server={"flags": {"dtype": "float32"}})
     assert (needs.kv, needs.draft_kv) == (8 * 2 * 8 * 4, 2 * 8 * 4)
-    assert needs.target == 2 * 64 * 32 * 4 + 8 * layer_bytes(TARGET | {"num_key_value_heads": 1}, 4) + 32 * 4 - 64 * 32 * 4
+    assert needs.target == 2 * 32 * 32 * 4 + 8 * layer_bytes(TARGET | {"num_key_value_heads": 1}, 4) + 32 * 4
+
+
+def test_the_cpu_engine_pads_intermediate_sizes_to_32_a_rank(tmp_path):
+    write_pair(tmp_path, target={"intermediate_size": 80})
+    on = lambda engine: predicted(tmp_path, "none", engine=engine, server={"flags": {"dtype": "float32"}}).target  # noqa: E731
+    assert on("cpu") - on("cuda") == 8 * 3 * 32 * (128 - 80) // 2 * 4
 
 
 def test_the_latent_of_an_mla_target_is_whole_on_every_rank_and_prices_the_draft(tmp_path):
