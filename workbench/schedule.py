@@ -69,13 +69,14 @@ def paired(experiment: str, arms: Sequence[str], pairs: int, prompts_available: 
 
 
 def by_starts(experiment: str, arms: Sequence[str | Sequence[str]], starts: int, blocks_per_start: int, prompts_available: int,
-              requests_per_block: int, warmup_requests: int, seed: int, *, reuse: bool = True) -> list[Planned]:
+              requests_per_block: int, warmup_requests: int, seed: int, *, reuse: bool = True, same_prompts: bool = True) -> list[Planned]:
     """Blocks for a comparison that crosses restarts: ``starts`` rounds, each of one server start a side, sides alternating.
 
     arms: the sides; a side that is itself a sequence of arms is one server that holds them all, and each of its starts runs
     ``blocks_per_start`` blocks of every one of them, in balanced order. Sides run A B B A A B ... (Williams' order for more).
     Each start has its own start_group and begins with one warm-up block an arm. All sides of a round get the same
-    prompts, block by block; prompts otherwise as in ``paired``.
+    prompts, block by block. With ``same_prompts`` every round does too: starts are compared by their means, where easy and hard
+    prompts would pass for fast and slow starts. Without, each round has fresh ones. Prompts otherwise as in ``paired``.
 
     Raises: BadInput as ``paired``.
     """
@@ -86,13 +87,15 @@ def by_starts(experiment: str, arms: Sequence[str | Sequence[str]], starts: int,
     side_orders = _orders(sides, rng)
     arm_orders = {side: _orders(list(side), rng) for side in sides}
     plan: list[Planned] = []
+    blocks: list[tuple[tuple[int, ...], int]] = []
     for turn in range(starts):
-        blocks = [(turn * blocks_per_start + block, next(measured), rng.randrange(2**31)) for block in range(blocks_per_start)]
+        if not (blocks and same_prompts):
+            blocks = [(next(measured), rng.randrange(2**31)) for _ in range(blocks_per_start)]
         before = 0
         for place, side in enumerate(next(side_orders)):
             group = turn * len(sides) + place
             plan += _warmups(experiment, side, warmup, rng, group)
-            for pair, prompts, block_seed in blocks:
+            for pair, (prompts, block_seed) in enumerate(blocks, turn * blocks_per_start):
                 plan += [Planned(experiment, "measure", arm, pair, before + position, prompts, block_seed, group)
                          for position, arm in enumerate(next(arm_orders[side]))]
             before += len(side)

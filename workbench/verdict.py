@@ -13,7 +13,7 @@ from workbench.parity import Parity
 from workbench.profile import Profile
 from workbench.refusals import Refusal
 from workbench.runlog import Block, Line
-from workbench.stats import ALPHA, LEVEL
+from workbench.stats import LEVEL
 
 SCHEMA = 1
 CPU_CAVEAT = "Measured on the CPU engine, which proves function, not GPU speed."

@@ -115,6 +115,15 @@ def test_a_side_of_several_arms_is_one_start_with_balanced_blocks():
     assert sorted(by_pair(blocks)) == list(range(6))
 
 
+def test_every_start_has_the_same_prompts_unless_fresh_ones_are_asked_for():
+    def rounds(**how):
+        blocks = schedule.by_starts("baseline", ("none", "shared"), 3, 2, 40, 2, 2, seed=1, **how)
+        return [{b.prompts for b in measured(blocks) if b.start_group // 2 == turn} for turn in range(3)]
+    same, fresh = rounds(), rounds(same_prompts=False)
+    assert same[0] == same[1] == same[2] and len(same[0]) == 2
+    assert len({p for turn in fresh for block in turn for p in block}) == 3 * 2 * 2
+
+
 def test_parity_repeats_each_arm_on_the_same_prompts():
     blocks = schedule.parity("draft_tp", ("none", "shared", "own-1"), (4, 9), seed=0)
     assert Counter(b.arm for b in blocks) == {"none": 2, "shared": 2, "own-1": 2}

@@ -117,11 +117,26 @@ def test_on_a_gpu_the_accept_length_may_move_within_its_interval_only():
     assert keys(judge(profile("cpu"), moved(0.3))) == {"accept_moved"}
 
 
+def test_on_a_gpu_a_shift_that_is_sure_but_small_is_rounding():
+    def many(factor):
+        return lambda b: {"requests": tuple(r.model_copy(update={
+            "correct": round(1000 * r.correct * factor), "verify_ct": 1000 * r.verify_ct, "histogram": None}) for r in b.requests)}
+    long = change(sound(), lambda r: is_block(r) and r.arm.startswith("shared"), many(1))
+    assert keys(judge(profile("cuda"), change(long, lambda r: is_block(r, "own-1"), many(0.99)))) == set()
+    assert keys(judge(profile("cuda"), change(long, lambda r: is_block(r, "own-1"), many(0.95)))) == {"accept_moved"}
+
+
 def test_arms_of_other_steps_need_not_share_their_accept_length():
     renamed = [r.model_copy(update={"arm": "own-1+steps=2", "arm_in_force": "own-1+steps=2"}) if is_block(r, "own-1") else
                r.model_copy(update={"arms": tuple(a.replace("own-1", "own-1+steps=2") for a in r.arms)}) if r.kind == "start" else r
                for r in moved(0.3)]
     assert keys(judge(profile(), renamed)) == set()
+
+
+def test_a_control_that_is_refused_leaves_nothing_to_hold_a_difference_against():
+    unattested = change(sound(), lambda r: is_block(r, "shared#2", "measure"), lambda _: {"attested": False}, 1)
+    verdict = judge(profile(), unattested)
+    assert keys(verdict) == {"not_attested"} and not any(c.valid for c in verdict.comparisons)
 
 
 def test_a_control_keeps_its_figures_as_evidence():
