@@ -25,6 +25,7 @@ $(BASE)/ready:
 	$(BASE)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > .venv/shared.tmp
 	mv .venv/shared.tmp "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth"
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	$(BIN)/python -m ipykernel install --sys-prefix >/dev/null
 	touch $@
 
 replay: env

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workbench import client, logs, preflight, runlog, verdict
+from workbench import client, logs, preflight, provenance, runlog, verdict
 from workbench import server as servers
 from workbench.arms import Arm
 from workbench.errors import BadInput, ServerFailed
@@ -81,8 +81,8 @@ class Lab:
                     raise
 
 
-def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any] | None = None) -> Lab:
-    """The lab of a run's folder; made when it is not there yet.
+def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any] | None = None, command: Sequence[str] = ()) -> Lab:
+    """The lab of a run's folder; made, with its provenance, when it is not there yet. command: what the person typed.
 
     Raises: BadInput for a bad profile or change, or when the folder holds a run under another profile.
     """
@@ -92,8 +92,12 @@ def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any]
         if json.loads(kept.read_text()) != json.loads(chosen.model_dump_json()):
             raise BadInput("out", f"{path.name} holds a run under another profile or other parameters", "give another --out or the same ones")
     else:
-        path.mkdir(parents=True, exist_ok=True)
-        kept.write_text(chosen.model_dump_json(indent=1))
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "provenance.json").write_text(json.dumps(provenance.collect(chosen, command), indent=1))
+            kept.write_text(chosen.model_dump_json(indent=1))
+        except OSError as error:
+            raise BadInput("out", f"{path.name} cannot be written ({error.strerror})", "give a writable folder with --out") from None
     return Lab(chosen, path)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from workbench.arms import Arm
 from workbench.errors import BadInput
@@ -19,15 +19,23 @@ class Section(BaseModel):
 
 
 class Pair(Section):
-    """The two models, as folders; relative paths are taken from the repository's root."""
+    """The two models, as folders; relative paths are taken from the repository's root.
+
+    trained_layers: the aux layer ids that the draft was trained on, where its own config is not to be believed.
+    """
 
     target: Path
     draft: Path
+    trained_layers: tuple[int, ...] | None = None
 
     @field_validator("target", "draft")
     @classmethod
     def _rooted(cls, path: Path) -> Path:
         return path.expanduser() if path.expanduser().is_absolute() else ROOT / path
+
+    @field_serializer("target", "draft")
+    def _portable(self, path: Path) -> str:
+        return portable(path)
 
 
 class Speculation(Section):
@@ -79,6 +87,10 @@ class Workload(Section):
     def _rooted(cls, path: Any) -> Any:
         return path if str(path) == "random" or Path(path).is_absolute() else ROOT / path
 
+    @field_serializer("prompts")
+    def _portable(self, path: Any) -> str:
+        return portable(path)
+
 
 class Plan(Section):
     """Which arms are compared and how much is spent.
@@ -121,6 +133,12 @@ class Profile(Section):
         return tuple(Arm.parse(name) for name in self.plan.arms)
 
 
+def portable(path: Path | str) -> str:
+    """A path as it is written down: from the repository's root where it lies inside."""
+    path = Path(path)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
 def available() -> list[str]:
     """Names of the profiles that ship with the workbench."""
     return sorted(p.stem for p in PROFILES.glob("*.yaml"))
@@ -132,7 +150,7 @@ def load(name: str | Path, changes: dict[str, Any] | None = None) -> Profile:
     changes: e.g. ``{"plan.pairs": 12}``; a bare last name is enough where only one section has it (``{"pairs": 12}``).
     Raises: BadInput for an unknown profile or field, broken YAML, or a value that does not fit.
     """
-    path = Path(name) if str(name).endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
+    path = Path(name) if str(name).endswith((".yaml", ".yml", ".json")) else PROFILES / f"{name}.yaml"
     if not path.is_file():
         raise BadInput("profile", f"{str(name)!r} is unknown", f"use one of {', '.join(available())} or the path of a YAML file")
     try:

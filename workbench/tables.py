@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from workbench.arms import Arm
+from workbench.checks import Check
 from workbench.errors import BadInput
 from workbench.profile import Speculation
 from workbench.runlog import Block, Failure, Finding, Line, Start
@@ -18,7 +18,7 @@ MAX_ROWS = 5_000
 UNKNOWN = "unknown"
 NOT_APPLICABLE = "–"
 STAGES = ("draft", "verify", "draft_extend")
-METRICS = {"tokens_per_s": "throughput", "cycle_ms": "cycle time"}
+METRIC_NAMES = {"tokens_per_s": "throughput", "cycle_ms": "cycle time"}
 DRAFT_ONLY = ["draft TP (ranks)", "draft", "accept length (tokens/cycle)", "accept rate (%)", "draft collectives (per cycle)"]
 
 
@@ -32,6 +32,14 @@ def blocks(records: Sequence[Line]) -> pd.DataFrame:
     rows = [(b.experiment, b.arm, b.start, b.pair, sum(r.completion_tokens for r in b.requests), b.seconds, 1) for b in measured(records)]
     table = pd.DataFrame(rows, columns=["experiment", "arm", "start", "pair", "tokens", "time (s)", "blocks"])
     return _with_throughput(table.astype({"pair": "Int64"}))
+
+
+def with_result(table: pd.DataFrame, verdict: Mapping[str, Any]) -> pd.DataFrame:
+    """``blocks`` less those of arms that the verdict gives no speed: what is not known to be an arm's is not shown as its."""
+    def known(experiment: str, arm: str) -> bool:
+        facts = (verdict.get("experiments") or {}).get(experiment, verdict.get("arms") or {}).get(arm)
+        return facts is None or not math.isnan(number(facts.get("tokens_per_s")))
+    return table.loc[[known(experiment, arm) for experiment, arm in zip(table["experiment"], table["arm"])]]
 
 
 def thinned(table: pd.DataFrame, limit: int = MAX_ROWS) -> pd.DataFrame:
@@ -61,10 +69,11 @@ def arms(verdict: Mapping[str, Any], profile: Mapping[str, Any]) -> pd.DataFrame
     for name, facts in (verdict.get("arms") or {}).items():
         arm = parsed(name)
         row = {
-            "arm": name, "draft TP (ranks)": _draft_ranks(arm, profile), "draft": drafting(arm, profile) if arm else UNKNOWN,
+            "arm": name, "draft TP (ranks)": _draft_ranks(arm, profile),
             "throughput (tokens/s)": number(facts.get("tokens_per_s")), "cycle (ms)": number(facts.get("cycle_ms")),
             "accept length (tokens/cycle)": number(facts.get("accept_length")), "accept rate (%)": 100 * number(facts.get("accept_rate")),
             "draft collectives (per cycle)": number((facts.get("collectives_per_round") or {}).get("draft")),
+            "draft": drafting(arm, profile) if arm else UNKNOWN,
             "output": (verdict.get("parity") or {}).get(name) or "not checked", "attested": facts.get("attested")}
         if arm is not None and not arm.speculates:
             row |= {column: NOT_APPLICABLE for column in DRAFT_ONLY}
@@ -73,19 +82,23 @@ def arms(verdict: Mapping[str, Any], profile: Mapping[str, Any]) -> pd.DataFrame
 
 
 def comparisons(verdict: Mapping[str, Any]) -> pd.DataFrame:
-    """One row a comparison: the ratio of arm a to arm b with its interval; a refused one has no ratio, only its reasons."""
+    """One row a comparison: the ratio of arm a to arm b with its interval; a refused one has no ratio, only its reasons.
+
+    pairs: pairs of blocks (method "paired") or server starts a side ("starts"). low and high by BCa: the bootstrap's interval,
+    where there is one beside the headline's.
+    """
     return _ratios(verdict.get("comparisons") or [])
 
 
 def controls(verdict: Mapping[str, Any]) -> pd.DataFrame:
     """One row an A/A comparison, an arm against itself, in the columns of ``comparisons``."""
-    found = verdict.get("control") or []
+    found = verdict.get("controls") or verdict.get("control") or []
     return _ratios([{"a": c.get("arm"), "b": c.get("arm"), **c} for c in ([found] if isinstance(found, Mapping) else found)])
 
 
 def refusals(verdict: Mapping[str, Any]) -> pd.DataFrame:
     """One row a reason why (part of) the result was refused, with all that it concerns."""
-    said = [(reason, "the run") for reason in verdict.get("reasons") or []]
+    said = [(reason, _about(reason)) for reason in verdict.get("reasons") or []]
     said += [(reason, name) for name, facts in (verdict.get("arms") or {}).items() for reason in facts.get("reasons") or []]
     said += [(reason, f"{row.metric} of {row.comparison}") for table in (comparisons(verdict), controls(verdict))
              for row in table.itertuples() for reason in row.reasons]
@@ -97,23 +110,16 @@ def refusals(verdict: Mapping[str, Any]) -> pd.DataFrame:
                         columns=["reason", "concerns", "key"])
 
 
-def accept_by_position(records: Sequence[Line]) -> pd.DataFrame:
-    """One row an arm and position in the draft: how often the draft token there was accepted.
+def accept_by_position(verdict: Mapping[str, Any]) -> pd.DataFrame:
+    """One row an arm and position in the draft: how often the draft token there was accepted, with its interval.
 
-    From spec_correct_drafts_histogram (rounds by number of correct drafts) summed over the measured requests: the token at
-    position k is accepted in the rounds with at least k correct drafts. The shares of one arm and the bonus token add up
-    to its token-weighted accept length.
+    From the verdict's "accept", as workbench.accept defines it: rounds with at least so many correct drafts over all rounds.
+    The shares of one arm and the bonus token add up to its accept length.
     """
-    rows = []
-    for arm in dict.fromkeys(b.arm for b in measured(records)):
-        histograms = [r.histogram for b in measured(records) if b.arm == arm for r in b.requests if r.histogram]
-        at_least = np.zeros(max(map(len, histograms), default=0), dtype=int)
-        for histogram in histograms:
-            at_least[:len(histogram)] += np.cumsum(histogram[::-1])[::-1]
-        rows += [(arm, k, reached, accepted, 100 * _over(accepted, at_least[0]), 100 * _over(accepted, reached))
-                 for k, (reached, accepted) in enumerate(zip(at_least.tolist(), at_least.tolist()[1:]), 1)]
-    return pd.DataFrame(rows, columns=["arm", "position", "reached (cycles)", "accepted (cycles)", "accepted (% of cycles)",
-                                       "accepted (% of reached)"])
+    rows = [(name, position, *(100 * number(share.get(key)) for key in ("value", "low", "high")))
+            for name, facts in (verdict.get("arms") or {}).items()
+            for position, share in enumerate((facts.get("accept") or {}).get("positions") or [], 1)]
+    return pd.DataFrame(rows, columns=["arm", "position", "accepted (% of cycles)", "low", "high"])
 
 
 def collectives(verdict: Mapping[str, Any]) -> pd.DataFrame:
@@ -134,6 +140,13 @@ def stage_times(verdict: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "stage", "time (ms/cycle)"])
 
 
+def parity(verdict: Mapping[str, Any]) -> pd.DataFrame:
+    """One row an arm and experiment: whether its answers are those of no speculation, with the counts in words."""
+    counts = verdict.get("parity_counts") or [{"arm": arm, "result": result} for arm, result in (verdict.get("parity") or {}).items()]
+    rows = [(c.get("arm", UNKNOWN), c.get("result", UNKNOWN), c.get("sentence", ""), c.get("experiment", "")) for c in counts]
+    return pd.DataFrame(rows, columns=["arm", "output", "counts", "experiment"])
+
+
 def failures(records: Sequence[Line]) -> pd.DataFrame:
     """One row for each thing that was to be measured and was not, requests that ended in an error included."""
     rows = [(r.experiment, r.arm, r.what, r.reason, "\n".join(r.log_tail)) for r in records if isinstance(r, Failure)]
@@ -147,6 +160,18 @@ def findings(records: Sequence[Line]) -> pd.DataFrame:
     latest = {(r.experiment, r.name): r.value for r in records if isinstance(r, Finding)}
     rows = [(*key, value if isinstance(value, str) else json.dumps(value, default=str)) for key, value in latest.items()]
     return pd.DataFrame(rows, columns=["experiment", "finding", "value"])
+
+
+def parity(verdict: Mapping[str, Any]) -> pd.DataFrame:
+    """One row an arm: whether its answers are those of the target alone, and the counts behind it."""
+    rows = [(entry.get("arm"), entry.get("result"), entry.get("mismatched"), entry.get("compared"), entry.get("own_mismatched"),
+             entry.get("own_compared")) for entry in verdict.get("parity_counts") or []]
+    return pd.DataFrame(rows, columns=["arm", "answers", "differ from none", "compared", "differ from itself", "run twice"])
+
+
+def checks(found: Sequence[Check]) -> pd.DataFrame:
+    """One row a check of the preflight."""
+    return pd.DataFrame([vars(check) for check in found], columns=["name", "status", "detail", "mend"])
 
 
 def starts(records: Sequence[Line]) -> list[Start]:
@@ -216,17 +241,23 @@ def in_order(stages: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
     return sorted((stages or {}).items(), key=place)
 
 
+def _about(reason: Any) -> str:
+    """What a reason of the whole run is about: its arms and experiment where it names them."""
+    named = reason if isinstance(reason, Mapping) else {}
+    return " in ".join(filter(None, [" and ".join(named.get("arms") or []), named.get("experiment") or ""])) or "the run"
+
+
 def _ratios(items: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     rows = []
     for item in items:
         valid = bool(item.get("valid", True))
         ratio, low, high = (number(item.get(key)) if valid else math.nan for key in ("ratio", "low", "high"))
-        metric = item.get("metric", "tokens_per_s")
-        rows.append((item.get("experiment") or "", f"{item.get('a')} ÷ {item.get('b')}", METRICS.get(metric, metric), ratio, low, high,
-                     100 * number(item.get("level")), number(item.get("pairs")), 100 * number(item.get("resolution")),
-                     item.get("method") or UNKNOWN, valid, item.get("reasons") or []))
-    return pd.DataFrame(rows, columns=["experiment", "comparison", "metric", "ratio", "low", "high", "level (%)", "pairs", "resolution (%)",
-                                       "method", "valid", "reasons"])
+        metric, beside = item.get("metric", "tokens_per_s"), item.get("beside") or {} if valid else {}
+        rows.append((item.get("experiment") or "", f"{item.get('a')} ÷ {item.get('b')}", METRIC_NAMES.get(metric, metric), ratio, low, high,
+                     number(beside.get("low")), number(beside.get("high")), 100 * number(item.get("level")), number(item.get("pairs")),
+                     100 * number(item.get("resolution")), item.get("method") or UNKNOWN, valid, item.get("reasons") or []))
+    return pd.DataFrame(rows, columns=["experiment", "comparison", "metric", "ratio", "low", "high", "low by BCa", "high by BCa", "level (%)",
+                                       "pairs", "resolution (%)", "method", "valid", "reasons"])
 
 
 def _with_throughput(table: pd.DataFrame) -> pd.DataFrame:
@@ -236,10 +267,6 @@ def _with_throughput(table: pd.DataFrame) -> pd.DataFrame:
 def _draft_ranks(arm: Arm | None, profile: Mapping[str, Any]) -> float:
     """Ranks in the draft's group: the target's own for the shared placement."""
     return math.nan if arm is None else number(arm.group or profile.get("tp"))
-
-
-def _over(part: float, whole: float) -> float:
-    return part / whole if whole else math.nan
 
 
 def _flat(facts: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -258,7 +285,7 @@ def _words(cells: list[Any]) -> list[str]:
     places = 0 if whole or largest >= 1000 else 1 if largest >= 100 else 2 if largest >= 10 else 3
 
     def words(cell: Any) -> str:
-        if isinstance(cell, (bool, np.bool_)):
+        if isinstance(cell, bool):
             return "yes" if cell else "no"
         if isinstance(cell, str):
             return cell

@@ -1,0 +1,126 @@
+"""The command line: workbench replay | probe | check | report. Bad input ends with one sentence and status 2, before anything is started."""
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from workbench.errors import BadInput, WorkbenchError
+from workbench.profile import ROOT
+
+OUTPUTS = ROOT / "outputs"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 valid, 1 a notebook or server failed, 2 bad input, 3 finished but the result is not valid."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    try:
+        return options.run(options)
+    except WorkbenchError as error:
+        print(f"workbench: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("workbench: interrupted; what was measured is kept, --resume goes on from there.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="workbench", description=__doc__.split(".")[0])
+    commands = parser.add_subparsers(required=True)
+    replay = commands.add_parser("replay", help="run the whole investigation and write a report")
+    replay.add_argument("profile", help="a profile's name or YAML file")
+    replay.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[], help="change a field of the profile")
+    replay.add_argument("--out", type=Path, help="the run's folder (default: outputs/PROFILE-TIME)")
+    replay.add_argument("--resume", action="store_true", help="go on with the run in --out (default: the newest of this profile)")
+    replay.add_argument("--skip", metavar="NOTEBOOK", action="append", default=[], help="leave a notebook out")
+    replay.set_defaults(run=_replay)
+    check = commands.add_parser("check", help="everything that can be known before a server is started")
+    check.add_argument("profile")
+    check.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
+    check.set_defaults(run=_check)
+    probe = commands.add_parser("probe", help="does the installed SGLang have an option for the draft's TP size?")
+    probe.set_defaults(run=_probe)
+    report = commands.add_parser("report", help="write verdict.json and report.html of a run again")
+    report.add_argument("folder", type=Path, metavar="DIR")
+    report.set_defaults(run=_report)
+    return parser
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from workbench import preflight
+    from workbench.lab import open_lab
+    from workbench.profile import load
+    from workbench.replay import replay
+
+    profile = load(options.profile, changes(options.changes))
+    preflight.refuse(preflight.check(profile))
+    out = options.out or (_newest(profile.name) if options.resume else OUTPUTS / f"{profile.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    if options.out and not options.resume and (out / "runs.jsonl").exists():
+        raise BadInput("out", f"{out.name} holds a run already", "add --resume to go on with it, or give another folder")
+    command = ["workbench", "replay", options.profile, *(f"-p {change}" for change in options.changes)]
+    return replay(open_lab(options.profile, out.resolve(), changes(options.changes), command), resume=options.resume, skip=options.skip)
+
+
+def _check(options: argparse.Namespace) -> int:
+    import pandas as pd
+
+    from workbench import preflight
+    from workbench.profile import load
+
+    checks = preflight.check(load(options.profile, changes(options.changes)))
+    table = pd.DataFrame([vars(check) for check in checks])
+    with pd.option_context("display.max_colwidth", None, "display.width", None):
+        print(table.to_string(index=False, justify="left"))
+    preflight.refuse(checks)
+    return 0
+
+
+def _probe(options: argparse.Namespace) -> int:
+    from workbench import probe
+
+    print(probe.answer())
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from workbench import verdict
+    from workbench.publish import publish, reopen
+
+    lab = reopen(options.folder)
+    print(publish(lab)["sentence"])
+    return verdict.exit_status(lab.verdict)
+
+
+def changes(given: Sequence[str]) -> dict[str, Any]:
+    """``["pairs=12"]`` as ``{"pairs": 12}``, values read as YAML.
+
+    Raises: BadInput for what is no NAME=VALUE.
+    """
+    found = {}
+    for change in given:
+        name, equals, value = change.partition("=")
+        if not equals or not name:
+            raise BadInput("-p", f"{change!r} is no NAME=VALUE", "write for example -p pairs=12")
+        try:
+            found[name.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise BadInput(name, f"{value!r} cannot be read", "write a number, a word or a YAML list") from None
+    return found
+
+
+def _newest(name: str) -> Path:
+    runs = sorted(OUTPUTS.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        raise BadInput("resume", f"there is no run of {name} under outputs/", "leave --resume out, or name its folder with --out")
+    return runs[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
