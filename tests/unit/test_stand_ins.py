@@ -46,9 +46,12 @@ def test_sglang_imports_with_the_stand_ins_and_takes_its_native_paths():
                  "from sglang.srt.speculative import eagle_worker_v2\n"
                  "print(common.cpu_has_amx_support(), common._is_intel_amx_backend_available(),\n"
                  "      hasattr(torch.ops.sgl_kernel, 'convert_weight_packed'), hasattr(torch.ops.sgl_kernel, 'extend_attention_cpu'),\n"
-                 "      custom_all_reduce_ops.IS_CUSTOM_AR_AVAILABLE, embedding_cache_controller.transfer_embedding_ranges_direct)",
+                 "      custom_all_reduce_ops.IS_CUSTOM_AR_AVAILABLE, embedding_cache_controller.transfer_embedding_ranges_direct)\n"
+                 "from workbench.engine.cpu.backend import last_loc_in_torch\n"
+                 "table = torch.tensor([[5, 6, 7], [8, 9, 4]], dtype=torch.int32)\n"
+                 "print(last_loc_in_torch(None, table, torch.tensor([1, 0, 1]), torch.tensor([2, 3, 0])).tolist())",
                  *paths.python_path())
-    assert out.splitlines()[-1] == "False False False True False None"
+    assert out.splitlines()[-2:] == ["False False False True False None", "[9, 7, -1]"]
 
 
 def test_what_sgl_kernel_has_not_is_missing_by_name():

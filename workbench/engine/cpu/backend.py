@@ -1,10 +1,21 @@
-"""Keeps SGLang's intel_amx attention back end, which has EAGLE on the CPU, where it would fall back to torch_native, which has not."""
+"""Where SGLang's choice of code for the CPU goes past the plain-torch kernels: hooks for its plugin mechanism, both AROUND."""
 
 
 def keep_intel_amx(orig, view) -> dict:
-    """AROUND hook of sglang/srt/arg_groups/overrides.py:1301 ``_attention_backend_platform_fallbacks``.
+    """Keep the intel_amx attention back end, which has EAGLE on the CPU; torch_native, its replacement, has not.
 
-    SGLang leaves intel_amx where the compiled sgl_kernel has no AMX; plain torch functions serve it here, so nothing is changed
-    (and nothing logged) for it. Everything else is as in the original.
+    Target: sglang/srt/arg_groups/overrides.py:1301 ``_attention_backend_platform_fallbacks``. SGLang leaves intel_amx where the
+    compiled sgl_kernel has no AMX; plain torch functions serve it here, so nothing is changed (and nothing logged) for it.
     """
     return {} if view.device == "cpu" and view.attention_backend == "intel_amx" else orig(view)
+
+
+def last_loc_in_torch(orig, req_to_token, req_pool_indices_tensor, prefix_lens_tensor):
+    """The slot of each request's last token, [B], -1 for an empty one, by SGLang's own torch function.
+
+    Target: sglang/srt/mem_cache/allocation.py:108 ``get_last_loc``, called for page sizes above 1. It launches a triton kernel for every back
+    end but torch_native and ascend, intel_amx on a CPU included.
+    """
+    from sglang.srt.mem_cache.allocation import get_last_loc_torch
+
+    return get_last_loc_torch(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
