@@ -85,9 +85,9 @@ def _request_errors(run: Run, experiment: str, arm: str) -> str | None:
 
 
 def _truncated_answers(run: Run, experiment: str, arm: str) -> str | None:
-    wanted = run.profile.workload.max_new_tokens
-    requests = [r for r in _requests(_counted(run, experiment, arm)) if r.error is None]
-    cut = [r for r in requests if r.finish not in ("stop", "length") or r.finish == "length" and r.completion_tokens < wanted]
+    wanted = {"measure": run.profile.workload.max_new_tokens, "parity": 1}   # answers that are only compared may be shorter
+    requests = [(r, wanted[b.role]) for b in _counted(run, experiment, arm) for r in b.requests if r.error is None]
+    cut = [r for r, most in requests if r.finish not in ("stop", "length") or r.finish == "length" and r.completion_tokens < most]
     return f"{len(cut)} of {len(requests)} answers broke off before their end, one after {cut[0].completion_tokens} tokens" if cut else None
 
 
@@ -128,20 +128,26 @@ def _accept_moved(run: Run, experiment: str) -> list[Refusal]:
     for arm in run.arms(experiment):
         if spec := _speculation(run, arm):
             sharing[spec.algorithm, spec.steps, spec.topk, spec.draft_tokens].append(arm)
-    moved = _moved_exactly if run.profile.engine == "cpu" and not run.acceptance_simulated(experiment) else _moved
-    return [Refusal("accept_moved", f"{arm} and {first}: {why}.", experiment, (arm, first))
-            for first, *others in sharing.values() for arm in others
-            if (why := moved(*(run.blocks(experiment, a) + run.blocks(experiment, a, "parity") for a in (arm, first))))]
+    exact = run.profile.engine == "cpu" and not run.acceptance_simulated(experiment)
+    found = []
+    for first, *others in sharing.values():
+        for arm in others:
+            for role in ("measure", "parity"):   # apart, since their answers have other lengths
+                ours, theirs = run.blocks(experiment, arm, role), run.blocks(experiment, first, role)
+                if why := exact and _moved_exactly(ours, theirs) or _moved(ours, theirs):
+                    found.append(Refusal("accept_moved", f"{arm} and {first}: {why}.", experiment, (arm, first)))
+                    break
+    return found
 
 
 def _moved_exactly(blocks: list[Block], others: list[Block]) -> str | None:
-    """On the CPU engine decoding is greedy, so equal prompts owe equal counts.
+    """On the CPU engine decoding is greedy, so requests that run alone owe equal counts for equal prompts and lengths.
 
-    Of runs in a batch, whose make-up may change a sum, one on each side must be equal; of runs alone, all.
+    In a batch they do not: who else is in it may change the order of a sum.
     """
     counts, known = _counts(blocks), _counts(others)
     common = counts.keys() & known.keys()
-    differ = sum(len(counts[key] | known[key]) > 1 if key[1] == 1 else not counts[key] & known[key] for key in common)
+    differ = sum(len(counts[key] | known[key]) > 1 for key in common)
     return f"the accept counts of {differ} of {len(common)} equal greedy prompts differ, which the placement of the draft must not change" \
         if differ else None
 
@@ -159,10 +165,9 @@ def _moved(blocks: list[Block], others: list[Block]) -> str | None:
 
 def _counts(blocks: list[Block]) -> dict[tuple[str, int], set[tuple]]:
     found: dict[tuple[str, int], set[tuple]] = defaultdict(set)
-    for block in blocks:
-        for r in block.requests:
-            if r.error is None and r.verify_ct is not None:
-                found[r.prompt, block.concurrency].add((r.verify_ct, r.correct, r.histogram))
+    for r in _requests(b for b in blocks if b.concurrency == 1):
+        if r.error is None and r.verify_ct is not None:
+            found[r.prompt, r.completion_tokens].add((r.verify_ct, r.correct, r.histogram))
     return found
 
 

@@ -126,6 +126,29 @@ def test_on_a_gpu_a_shift_that_is_sure_but_small_is_rounding():
     assert keys(judge(profile("cuda"), change(long, lambda r: is_block(r, "own-1"), many(0.95)))) == {"accept_moved"}
 
 
+def batched(records):
+    return change(records, is_block, lambda _: {"concurrency": 4})
+
+
+def test_in_a_batch_the_counts_may_differ_a_little_even_on_the_cpu_engine():
+    assert judge(profile(), batched(runlog.read(FIXTURES / "accept_moved.jsonl"))).valid
+    assert keys(judge(profile(), batched(moved(0.3)))) == {"accept_moved"}
+
+
+def test_shorter_answers_that_are_only_compared_are_neither_cut_nor_moved():
+    """The parity blocks ask the measured prompts for fewer tokens."""
+    prompts = sorted({r.prompt for b in sound() if is_block(b, "shared", "measure") for r in b.requests})[:2]
+
+    def shorter(b):
+        return {"requests": tuple(r.model_copy(update={"prompt": prompt, "completion_tokens": 8, "verify_ct": r.verify_ct and 3,
+                                                       "correct": r.verify_ct and 5, "histogram": None})
+                                  for r, prompt in zip(b.requests, prompts))}
+    shorter_parity = change(sound(), lambda r: is_block(r, role="parity"), shorter)
+    assert judge(profile(), shorter_parity).valid and judge(profile("cuda"), shorter_parity).valid
+    alone = [r for r in shorter_parity if not is_block(r, "own-1", "parity")]       # shared was compared and own-1 was not
+    assert judge(profile("cuda"), alone).valid
+
+
 def test_arms_of_other_steps_need_not_share_their_accept_length():
     renamed = [r.model_copy(update={"arm": "own-1+steps=2", "arm_in_force": "own-1+steps=2"}) if is_block(r, "own-1") else
                r.model_copy(update={"arms": tuple(a.replace("own-1", "own-1+steps=2") for a in r.arms)}) if r.kind == "start" else r
