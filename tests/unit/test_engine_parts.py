@@ -1,0 +1,102 @@
+"""The engine's parts that need no server: orders, groups, agreement, counting."""
+import pytest
+import torch
+
+from workbench.engine import agreement, placement
+from workbench.engine.counting import Counters
+from workbench.engine.hooks import Refused
+from workbench.engine.orders import Orders, Placement
+
+
+def test_orders_survive_the_environment():
+    orders = Orders("id", (Placement("own-2", 2), Placement("shared")), "check", True, ("embedding",), 1)
+    assert Orders.from_json(orders.to_json()) == orders and orders.separates
+    assert not Orders(arms=(Placement("shared"),)).separates
+    with pytest.raises(ValueError, match="unknown orders"):
+        Orders.from_json('{"agreemnt": "off"}')
+
+
+@pytest.mark.parametrize(("size", "groups"), [(1, [[0], [1], [2], [3]]), (2, [[0, 1], [2, 3]]), (4, [[0, 1, 2, 3]])])
+def test_groups_are_consecutive_ranks(size, groups):
+    assert placement.consecutive([0, 1, 2, 3], size) == groups
+
+
+def test_groups_follow_the_targets_own_order():
+    assert placement.consecutive([4, 6, 5, 7], 2) == [[4, 6], [5, 7]]
+
+
+@pytest.mark.parametrize(("ranks", "size", "node", "words"), [(4, 3, None, "does not divide"), (4, 0, None, "does not divide"),
+                                                              (8, 4, 2, "straddle"), (6, 4, None, "does not divide")])
+def test_groups_that_cannot_be_are_refused(ranks, size, node, words):
+    with pytest.raises(Refused, match=words):
+        placement.consecutive(list(range(ranks)), size, node)
+
+
+class Group:
+    """Stands for a group of ranks whose other members hold what the test says."""
+
+    def __init__(self, *ranks: torch.Tensor):
+        self.ranks, self.calls, self.world_size = ranks, 0, len(ranks)
+
+    def broadcast(self, tensor, src):
+        self.calls += 1
+        return tensor.copy_(self.ranks[src])
+
+    def all_gather(self, tensor, dim):
+        self.calls += 1
+        return torch.stack(self.ranks)
+
+
+def tree(tokens):
+    return torch.arange(6, dtype=torch.int64).view(2, 3), torch.arange(4, dtype=torch.int32).view(2, 2), torch.tensor(tokens)
+
+
+def test_broadcast_gives_rank_0s_tree_with_shapes_and_types_in_one_collective():
+    mine, theirs = tree([[1, 2], [3, 4]]), tree([[9, 8], [7, 6]])
+    group = Group(torch.cat([part.reshape(-1).to(torch.int64) for part in theirs]))
+    agreed = agreement.broadcast(mine, group, chain=False)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(agreed, theirs)) and group.calls == 1
+
+
+def test_a_chain_broadcasts_its_tokens_alone_and_leaves_the_draft_its_own():
+    mine = tree([[1, 2], [3, 4]])
+    parents, order, tokens = agreement.broadcast(mine, group := Group(torch.tensor([[9, 8], [7, 6]])), chain=True)
+    assert tokens.tolist() == [[9, 8], [7, 6]] and mine[2].tolist() == [[1, 2], [3, 4]] and group.calls == 1
+    assert parents is mine[0] and order is mine[1]
+
+
+def test_check_names_the_ranks_that_differ():
+    packed = torch.cat([part.reshape(-1).to(torch.int64) for part in tree([[1, 2], [3, 4]])])
+    agreement.check(tree([[1, 2], [3, 4]]), Group(packed, packed.clone()))
+    other = packed.clone()
+    other[-1] += 1
+    with pytest.raises(agreement.RanksDisagreed, match=r"ranks \[1, 3\]"):
+        agreement.check(tree([[1, 2], [3, 4]]), Group(packed, other, packed, other))
+
+
+def test_collectives_are_counted_once_by_stage_and_not_for_a_group_of_one():
+    counters, group, alone = Counters(), Group(*[torch.zeros(1)] * 2), Group(torch.zeros(1))
+
+    def gather(group):
+        return counters.count("all_gather_into_tensor", lambda _: None, group)
+
+    def draft():
+        counters.count("all_reduce", lambda _: None, group)
+        counters.count("all_gather", gather, group)         # uses another one: still one collective
+        counters.count("all_reduce", lambda _: None, alone)
+        counters.bracket("verify", False, lambda: counters.count("broadcast", lambda _: None, group))   # inside: the outer stage's
+
+    counters.bracket("draft", True, draft)
+    counters.count("all_reduce", lambda _: None, group)
+    said = counters.read()
+    assert said["rounds"] == {"draft": 1}
+    assert said["collectives"] == {"draft": {"all_reduce": 1, "all_gather": 1, "broadcast": 1}, "other": {"all_reduce": 1}}
+    assert set(said["seconds"]) == {"draft"}
+
+
+def test_a_stage_that_fails_does_not_swallow_the_next():
+    counters = Counters()
+    with pytest.raises(ZeroDivisionError):
+        counters.bracket("draft", False, lambda: 1 / 0)
+    counters.bracket("verify", False, lambda: None)
+    assert counters.read()["rounds"] == {"draft": 1, "verify": 1}

@@ -1,0 +1,96 @@
+"""The repository itself: pins agree, notebooks are clean and take the parameters they are given, arrows go one way."""
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workbench.profile import ROOT
+from workbench.replay import NOTEBOOKS
+
+PIN = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s#]+)")
+
+
+def pins(name: str) -> dict[str, str]:
+    found = [PIN.match(line) for line in (ROOT / name).read_text().splitlines() if line.strip() and not line.startswith("#")]
+    assert all(found), f"{name} has an unpinned line"
+    return {match[1].lower(): match[2] for match in found}
+
+
+def test_every_version_is_pinned_once_and_the_files_agree():
+    own, cpu, bare = (pins(f"requirements{kind}.txt") for kind in ("", "-cpu", "-cpu-nodeps"))
+    assert not (own.keys() & cpu.keys() | own.keys() & bare.keys() | cpu.keys() & bare.keys())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["dynamic"]["dependencies"] == {"file": ["requirements.txt"]}
+    assert project["project"]["optional-dependencies"]["gpu"] == [f"sglang=={bare['sglang']}"]
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text())
+    pip = next(entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict))
+    published = dict(PIN.match(line).groups() for line in pip if "==" in line)
+    everything = own | cpu | bare
+    assert published["sglang"] == bare["sglang"]
+    assert all(everything[name.lower()] == version for name, version in published.items())
+    from workbench.engine.hooks import SGLANG
+    assert SGLANG == bare["sglang"]
+
+
+def test_the_named_packages_are_there():
+    named = {"jupyterlab", "ipywidgets", "torch", "sglang", "papermill", "pandas", "altair", "pytest"}
+    assert named <= {name for kind in ("", "-cpu", "-cpu-nodeps") for name in pins(f"requirements{kind}.txt")}
+
+
+def test_ci_calls_the_one_test_command():
+    assert re.search(r"^exec make test$", (ROOT / ".ci" / "run").read_text(), re.M)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_a_notebook_is_clean_and_only_composes(path):
+    notebook = json.loads(path.read_text())
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+    parameters = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
+    assert len(parameters) == 1
+    tree = ast.parse("".join(parameters[0]["source"]))
+    assert all(isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) for node in tree.body)      # plain literals
+    assert {node.targets[0].id for node in tree.body} == {"profile", "out"}
+    for cell in code:
+        body = ast.parse("".join(cell["source"]))
+        assert not [n for n in ast.walk(body) if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.If, ast.While, ast.Try))], path.stem
+
+
+def test_the_replayed_notebooks_exist():
+    assert {n.name for n in NOTEBOOKS} <= {p.stem for p in (ROOT / "notebooks").glob("*.ipynb")}
+
+
+def test_sglangs_processes_load_no_notebook_or_table_package():
+    code = ("import sys, workbench.engine.plugin as p, workbench.engine.cpu.backend; "
+            "print([m for m in ('pandas', 'altair', 'IPython', 'papermill', 'scipy', 'pydantic', 'workbench.lab') if m in sys.modules])")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+# What the outside may know of the engine: its orders and where its stand-ins lie, neither of which touches SGLang.
+SHARED = {"workbench.engine.orders", "workbench.engine.cpu.paths"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "workbench").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_arrows_go_one_way(path: Path):
+    inside = "engine" in path.relative_to(ROOT).parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else \
+            [f"{node.module}.{a.name}" for a in node.names] + [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        for name in names:
+            if inside:
+                assert not name.startswith("workbench.") or name.startswith("workbench.engine"), f"{path.name} imports {name}"
+            elif name.startswith("workbench.engine."):
+                assert any(name == allowed or name.startswith(allowed + ".") for allowed in SHARED), f"{path.name} imports {name}"
+            elif name.split(".")[0] == "sglang":
+                assert path.name == "inspection.py", f"{path.name} imports {name}"
+
+
+def test_modules_say_what_they_are_for():
+    for path in (ROOT / "workbench").rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path.name

@@ -1,0 +1,63 @@
+"""The run log: facts survive a crash, a torn line is dropped, damage before it is named."""
+import pytest
+
+from workbench import runlog
+from workbench.errors import WorkbenchError
+from workbench.runlog import Finding, Request, RunLog
+
+
+def fact(number: int) -> Finding:
+    return Finding(experiment="e", name=f"n{number}", time="t", value=number)
+
+
+def test_records_come_back_as_they_were_written(tmp_path):
+    with RunLog(tmp_path / "new" / "runs.jsonl") as log:
+        for number in range(3):
+            log.append(fact(number))
+    assert runlog.read(tmp_path / "new" / "runs.jsonl") == [fact(0), fact(1), fact(2)]
+
+
+def test_a_torn_last_line_is_dropped_and_nothing_before_it(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    with RunLog(path) as log:
+        log.append(fact(0))
+    with open(path, "a") as file:
+        file.write('{"kind": "finding", "exper')
+    assert runlog.read(path) == [fact(0)]
+    with RunLog(path) as log:
+        log.append(fact(1))
+    assert runlog.read(path) == [fact(0), fact(1)]
+
+
+@pytest.mark.parametrize("damage", ["garbage", "{}", '{"kind": "block"}', '{"kind": "unheard"}'])
+def test_damage_inside_is_named_by_its_line(tmp_path, damage):
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f"{fact(0).model_dump_json()}\n{damage}\n{fact(1).model_dump_json()}\n")
+    with pytest.raises(WorkbenchError, match="line 2 is damaged"):
+        runlog.read(path)
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "runs.jsonl").mkdir()
+    with pytest.raises((WorkbenchError, IsADirectoryError)):
+        with RunLog(tmp_path / "runs.jsonl"):
+            pass
+
+
+def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch):
+    path = tmp_path / "runs.jsonl"
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with RunLog(path) as log:
+        log.append(fact(0))
+        monkeypatch.setattr(runlog.os, "fsync", full)
+        with pytest.raises(WorkbenchError, match="No space left on device"):
+            log.append(fact(1))
+    assert runlog.read(path)[0] == fact(0)
+
+
+def test_what_is_unknown_stays_unknown():
+    request = Request(prompt="p", prompt_tokens=1, completion_tokens=1, sent=0.0, end=1.0)
+    assert (request.cached_tokens, request.verify_ct, request.histogram) == (None, None, None)
