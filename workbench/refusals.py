@@ -41,7 +41,7 @@ def find(run: Run) -> list[Refusal]:
         for arm in run.arms(experiment):
             reasons = ((key, check(run, experiment, arm)) for key, check in CHECKS.items())
             found += [Refusal(key, f"{arm}: {why}.", experiment, (arm,), ONLY.get(key)) for key, why in reasons if why]
-        found += _accept_moved(run, experiment)
+        found += _accept_moved(run, experiment) + _wiring(run, experiment)
     return found
 
 
@@ -192,6 +192,15 @@ def _speculation(run: Run, arm: str) -> Speculation | None:
 
 
 # In the order in which they are told. Each gives its reason, without the arm's name and the full stop, or None.
+def _wiring(run: Run, experiment: str) -> list[Refusal]:
+    """The offline reference found that the pair is not served as it was trained (workbench.wiring): a fast wrong draft is no result."""
+    found = run.finding(experiment, "wiring")
+    if found is None or found.value.get("ok") is not False:
+        return []
+    drafting = tuple(arm for arm in run.arms(experiment) if Arm.parse(arm).speculates)
+    return [Refusal("wiring", found.value["sentence"], experiment, drafting)]
+
+
 CHECKS: dict[str, Callable[[Run, str, str], str | None]] = {
     "failed": _failed, "ranks_disagreed": _ranks_disagreed, "not_attested": _not_attested, "wrong_arm": _wrong_arm,
     "other_server": _other_server, "request_errors": _request_errors, "truncated_answers": _truncated_answers,

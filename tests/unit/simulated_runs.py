@@ -142,6 +142,8 @@ DEFECTS: dict[str, Callable[[list[Line]], list[Line]]] = {
     "unequal_prompts": lambda rs: requests_changed(rs, "own-1", "measure", lambda _: {"prompt": "p999"}),
     "not_interleaved": lambda rs: change(rs, lambda r: is_block(r, "own-1", "measure"), lambda _: {"position": -1}),
     "parity": lambda rs: requests_changed(rs, "own-1", "parity", lambda r: {"output_ids": (*r.output_ids[:-1], 100)}),
+    "wiring": lambda rs: rs + [Finding(experiment=rs[-1].experiment, name="wiring", time=rs[-1].time, value={
+        "ok": False, "sentence": "The suspect is wiring: the server's histogram of correct drafts is not the offline reference's."})],
     "nothing_compared": lambda rs: [r for r in rs if not is_block(r) or r.arm.startswith("shared")],
 }
 

@@ -1,0 +1,9 @@
+"""One replay of the whole investigation, shared by the tests that look at what it leaves."""
+import pytest
+from replaying import Replayed, replay
+
+
+@pytest.fixture(scope="session")
+def replayed(tmp_path_factory) -> Replayed:
+    """What ``make replay`` does, in a folder of its own."""
+    return replay(tmp_path_factory.mktemp("run") / "tiny")
