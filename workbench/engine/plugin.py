@@ -32,7 +32,7 @@ def register() -> None:
 
 
 def _cpu_hooks() -> list[Hook]:
-    from workbench.engine.cpu.backend import keep_intel_amx
+    from workbench.engine.cpu.backend import keep_intel_amx, last_loc_in_torch
 
     def without_nccl(*args, **kwargs):
         # A CUDA build of torch brings NCCL, and the communicator then wants a GPU (parallel_state.py:2185).
@@ -40,6 +40,8 @@ def _cpu_hooks() -> list[Hook]:
 
     return [
         Hook("sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks", keep_intel_amx, ("view",)),
+        Hook("sglang.srt.mem_cache.allocation.get_last_loc", last_loc_in_torch,
+             ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")),
         Hook("sglang.srt.distributed.parallel_state.init_model_parallel_group", without_nccl,
              ("group_ranks", "local_rank", "backend", "use_pynccl", "use_custom_allreduce", "use_message_queue_broadcaster", "group_name",
               "use_mscclpp", "use_torch_symm_mem_allreduce", "recovered_rank", "rank_offset", "max_world_size"), "before"),
