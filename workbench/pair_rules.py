@@ -248,10 +248,14 @@ def tree(profile: Profile, arm: Arm) -> Check:
     return passed("speculation", f"{arm.name}: {shape}, {setting.steps} steps, {setting.draft_tokens} tokens verified")
 
 
+def _layers(shape: ModelShape) -> str:
+    return f"{shape.layers} layer{'s' * (shape.layers != 1)}"
+
+
 def stored_weights(shape: ModelShape) -> Check:
     """The files hold every weight that config.json implies, in its shape; SGLang leaves a weight that is not there uninitialised."""
     if not shape.tensors:
-        return passed(shape.field, f"{shape.architecture}, {shape.layers} layers, no weights")
+        return passed(shape.field, f"{shape.architecture}, {_layers(shape)}, no weights")
     for expected in implied(shape) if not shape.quantization else ():
         found = shape.stored.get(expected.name)
         if found is None:
@@ -259,7 +263,7 @@ def stored_weights(shape: ModelShape) -> Check:
         if found.shape != expected.shape:
             return refused(f"{shape.field}.{expected.name}", f"is {list(found.shape)} where config.json implies {list(expected.shape)}",
                            "take weights and config.json of one model")
-    return passed(shape.field, f"{shape.architecture}, {shape.layers} layers, {len(shape.tensors)} tensors as config.json implies")
+    return passed(shape.field, f"{shape.architecture}, {_layers(shape)}, {len(shape.tensors)} tensors as config.json implies")
 
 
 PAIR_RULES = (algorithm, hidden_size, vocabulary, token_map, aux_layers, embedding, positions, dtype, attention_backend)
