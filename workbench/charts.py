@@ -1,7 +1,8 @@
 """Charts of a run: pure functions from the tables of workbench.tables to altair charts, and how they are shown without a network."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -25,7 +26,8 @@ def throughput_by_pair(blocks: pd.DataFrame, arms: Sequence[str] | None = None, 
     blocks: ``tables.blocks`` of one experiment. arms: all arms of the report, so that an arm keeps its colour in every chart.
     """
     base = alt.Chart(tables.thinned(blocks)).encode(
-        alt.X("pair:Q", title="pair of blocks", axis=alt.Axis(tickMinStep=1, format="d", grid=False), scale=alt.Scale(nice=False, padding=12)),
+        alt.X("pair:Q", title="pair of blocks", axis=alt.Axis(tickMinStep=1, format="d", grid=False),
+              scale=alt.Scale(nice=False, padding=12)),
         alt.Y("throughput (tokens/s):Q", scale=alt.Scale(zero=False, padding=10)), _colour(blocks, arms))
     return _finished(base.mark_line(strokeWidth=1, opacity=0.45) + base.mark_circle(size=46, opacity=1), width, 250)
 
@@ -35,51 +37,56 @@ def throughput_by_start(blocks: pd.DataFrame, arms: Sequence[str] | None = None,
 
     blocks, arms: as for ``throughput_by_pair``.
     """
-    base = alt.Chart(tables.thinned(blocks)).encode(alt.X("start:O", title="server start", axis=alt.Axis(labelAngle=0)), _colour(blocks, arms))
+    base = alt.Chart(tables.thinned(blocks)).encode(
+        alt.X("start:O", title="server start", axis=alt.Axis(labelAngle=0)), _colour(blocks, arms))
     y = dict(field="throughput (tokens/s)", type="quantitative", title="throughput (tokens/s)", scale=alt.Scale(zero=False, padding=10))
     return _finished(base.mark_circle(size=40, opacity=0.5).encode(alt.Y(**y))
                      + base.mark_tick(thickness=3, size=26).encode(alt.Y(**y, aggregate="mean")), width, 250)
 
 
 def forest(comparisons: pd.DataFrame, controls: pd.DataFrame | None = None, width: int = WIDE) -> alt.LayerChart:
-    """Each ratio with its interval, the line of no difference at 1, and behind each its experiment's control as a grey band.
+    """Each ratio with its interval, the line of no difference at 1, and behind each its control as a grey band.
 
-    comparisons, controls: ``tables.comparisons`` and ``tables.controls``, of one metric. A row without numbers keeps its
-    place and says "refused" or "unknown".
+    comparisons, controls: ``tables.comparisons`` and ``tables.controls``; a control is the yardstick of what was compared in its
+    experiment by its metric and method. A row without numbers keeps its place and says "refused" or "unknown".
     """
     parts = [comparisons.assign(control=False)] + ([] if controls is None or controls.empty else [controls.assign(control=True)])
     rows = pd.concat(parts, ignore_index=True)
-    several = rows["experiment"].nunique() > 1
-    rows["label"] = [_forest_label(row, several) for row in rows.itertuples()]
+    telling = [column for column in ("metric", "experiment") if rows[column].nunique() > 1]
+    rows["label"] = [_forest_label(row, telling) for row in rows.to_dict("records")]
+    same = ["experiment", "metric", "method"]
     known = rows.drop(columns="reasons").dropna(subset="ratio")
-    bands = known.merge(known.loc[known["control"], ["experiment", "low", "high"]], on="experiment", suffixes=("_own", ""))
+    bands = known.merge(known.loc[known["control"], [*same, "low", "high"]], on=same, suffixes=("_own", ""))
     ends = [1.0, *known[["ratio", "low", "high"]].stack()]
     margin = 0.08 * (max(ends) - min(ends)) or 0.1
     scale = alt.Scale(domain=[min(ends) - margin, max(ends) + margin], nice=False, zero=False)
     x = dict(type="quantitative", title="ratio (1: no difference)", scale=scale, axis=alt.Axis(grid=False, tickCount=width // 90))
-    y = alt.Y("label:N", title=None, sort=None, scale=alt.Scale(domain=rows["label"].tolist(), padding=0),
-              axis=alt.Axis(labelExpr="split(datum.label, '\\n')", labelLimit=width * 0.45, labelLineHeight=15, labelOffset=-15 if several else -7,
-                            ticks=False, domain=False))
-    base = alt.Chart(known).encode(
-        y, color=alt.when(alt.datum.control).then(alt.value(WITHOUT_DRAFT)).otherwise(alt.value(INK)))
+    label = alt.Axis(labelExpr="split(datum.label, '\\n')", labelLimit=width * 0.45, labelLineHeight=15, labelPadding=10,
+                     labelOffset=-15 if telling else -7, ticks=False, domain=False)
+    y = alt.Y("label:N", title=None, sort=None, scale=alt.Scale(domain=rows["label"].tolist(), padding=0), axis=label)
+    base = alt.Chart(known).encode(y, color=alt.when(alt.datum.control).then(alt.value(WITHOUT_DRAFT)).otherwise(alt.value(INK)))
     return _finished(
         alt.Chart(bands).mark_rect(color=BAND).encode(y, alt.X(field="low", **x), alt.X2("high"))
         + alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=MUTED, strokeDash=[3, 3]).encode(alt.X(field="ratio", **x))
         + base.mark_rule(strokeWidth=2.5).encode(alt.X(field="low", **x), alt.X2("high"))
-        + base.mark_circle(size=90, opacity=1).encode(alt.X(field="ratio", **x)), width, (66 if several else 50) * len(rows))
+        + base.mark_circle(size=90, opacity=1).encode(alt.X(field="ratio", **x)), width, (66 if telling else 50) * len(rows))
 
 
 def accept_by_position(table: pd.DataFrame, arms: Sequence[str] | None = None, width: int = WIDE) -> alt.LayerChart:
-    """Share of the cycles in which the draft token at each position was accepted, the arms side by side.
+    """Share of the cycles in which the draft token at each position was accepted, with its interval, the arms side by side.
 
     table: ``tables.accept_by_position``. arms: all arms of the report.
     """
-    base = alt.Chart(table).encode(
+    share = "accepted (% of cycles)"
+    y = dict(type="quantitative", title=share, scale=alt.Scale(domain=[0, 110], nice=False), axis=alt.Axis(values=list(range(0, 101, 20))))
+    base = alt.Chart(table.assign(top=table["high"].fillna(table[share]))).encode(
         alt.X("position:O", title="position of the draft token", axis=alt.Axis(labelAngle=0), scale=alt.Scale(paddingInner=0.35)),
-        alt.XOffset("arm:N", sort=_order(table["arm"]), scale=alt.Scale(paddingInner=0.12)),
-        alt.Y("accepted (% of cycles):Q", scale=alt.Scale(domain=[0, 100])))
-    text = base.mark_text(dy=-7, color=MUTED).encode(alt.Text("accepted (% of cycles):Q", format=".0f"))
-    return _finished(base.mark_bar().encode(_colour(table, arms)) + text, width, 230)
+        alt.XOffset("arm:N", sort=_order(table["arm"]), scale=alt.Scale(paddingInner=0.12)))
+    bars = base.mark_bar().encode(alt.Y(field=share, **y), _colour(table, arms))
+    whiskers = base.transform_filter("isValid(datum.low)").mark_rule(color=INK).encode(alt.Y(field="low", **y), alt.Y2("high"))
+    numbers = base.mark_text(dy=-8, color=MUTED).encode(alt.Y(field="top", **y), alt.Text(field=share, type="quantitative", format=".0f"))
+    room = len(table) * 24 <= width  # else the numbers would run into each other
+    return _finished(bars + whiskers + numbers if room else bars + whiskers, width, 230)
 
 
 def collectives(table: pd.DataFrame, arms: Sequence[str] | None = None, width: int = WIDE) -> alt.LayerChart:
@@ -93,7 +100,7 @@ def collectives(table: pd.DataFrame, arms: Sequence[str] | None = None, width: i
     x = dict(type="quantitative", title="collectives (per cycle)", axis=alt.Axis(tickMinStep=1, tickCount=width // 60),
              scale=alt.Scale(domain=[0, room * (table["end"].max() or 1)], nice=False))
     base = alt.Chart(table).encode(
-        alt.Y("stage:N", title=None, sort=_stages(table), axis=alt.Axis(ticks=False), scale=alt.Scale(paddingInner=0.25)),
+        alt.Y("stage:N", title=None, sort=_stages(table), axis=alt.Axis(ticks=False, labelPadding=8), scale=alt.Scale(paddingInner=0.25)),
         alt.YOffset("arm:N", sort=_order(table["arm"]), scale=alt.Scale(paddingInner=0.15)))
     bars = base.transform_filter("isValid(datum.count)").mark_bar().encode(alt.X(field="count", **x), _colour(table, arms))
     words = base.mark_text(align="left", dx=5, color=MUTED).encode(alt.X(field="end", **x), text="text:N")
@@ -108,7 +115,7 @@ def stage_times(table: pd.DataFrame, width: int = WIDE) -> alt.Chart:
     stages = _stages(table)
     chart = alt.Chart(table.assign(order=table["stage"].map(stages.index))).mark_bar().encode(
         alt.X("time (ms/cycle):Q", stack="zero"), alt.Order("order:Q"),
-        alt.Y("arm:N", title=None, sort=_order(table["arm"]), axis=alt.Axis(ticks=False), scale=alt.Scale(padding=0.3)),
+        alt.Y("arm:N", title=None, sort=_order(table["arm"]), axis=alt.Axis(ticks=False, labelPadding=8), scale=alt.Scale(padding=0.3)),
         alt.Color("stage:N", title=None, scale=alt.Scale(domain=stages, range=STAGE_COLOURS)))
     return _finished(chart, width, 42 * table["arm"].nunique())
 
@@ -161,10 +168,11 @@ def _colour(table: pd.DataFrame, arms: Sequence[str] | None) -> alt.Color:
     return alt.Color("arm:N", title=None, scale=alt.Scale(domain=present, range=[colours[name] for name in present]))
 
 
-def _forest_label(row, several: bool) -> str:
-    interval = f"{tables.fixed(row.ratio)} [{tables.fixed(row.low)}, {tables.fixed(row.high)}]" if row.valid else "refused"
-    about = ", ".join(filter(None, [row.experiment if several else "", "control" if row.control else ""]))
-    return "\n".join(filter(None, [row.comparison, about, interval]))
+def _forest_label(row: Mapping[str, Any], telling: Sequence[str]) -> str:
+    """Lines of a row's label: what is compared, what tells it from other rows, its interval."""
+    interval = f"{tables.fixed(row['ratio'])} [{tables.fixed(row['low'])}, {tables.fixed(row['high'])}]" if row["valid"] else "refused"
+    about = ", ".join(filter(None, [*(row[column] for column in telling), "control" if row["control"] else ""]))
+    return "\n".join(filter(None, [row["comparison"], about, interval]))
 
 
 def _finished(chart: alt.TopLevelMixin, width: int, height: float) -> alt.TopLevelMixin:

@@ -65,7 +65,8 @@ def render(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapp
         name=verdict.get("profile") or tables.UNKNOWN, labels=labels(verdict, provenance, profile), about=profile.get("about", ""),
         arms=_table(tables.arms(verdict, profile)), colours=charts.palette(list(verdict.get("arms") or {})),
         conditions=conditions(records, profile), comparisons=_table(_ratios(comparisons, controls)),
-        reasons=refusals["reason"].tolist(), refusals=_table(refusals), figures=list(figures(verdict, records)),
+        notes=verdict.get("notes") or [], parity=_table(tables.parity(verdict)), reasons=refusals["reason"].tolist(),
+        refusals=_table(refusals), figures=list(figures(verdict, records)),
         failures=_table(tables.failures(records)), findings=_table(tables.findings(records)),
         provenance=_table(tables.provenance(provenance)), commands=commands(verdict, records, provenance), files=files, left_out=left_out)
 
@@ -74,7 +75,9 @@ def labels(verdict: Mapping[str, Any], provenance: Mapping[str, Any], profile: M
     """What a reader must know before any number: which engine, live or recorded, and whether it stands for something else."""
     name = str(verdict.get("profile") or profile.get("name") or tables.UNKNOWN)
     found = {"cpu": ["CPU engine: proves function, never speed"], "cuda": ["GPU"]}.get(verdict.get("engine"), ["engine unknown"])
-    found += [f"recorded: {provenance.get('recording') or name.removeprefix('recorded:')}"] if verdict.get("source") == "recorded" else ["live run"]
+    found += ["accept length simulated"] if any(f.get("accept_simulated") for f in (verdict.get("arms") or {}).values()) else []
+    recording = f"recorded: {provenance.get('recording') or name.removeprefix('recorded:')}"
+    found += [recording if verdict.get("source") == "recorded" else "live run"]
     about = str(profile.get("about", "")).lower()
     return found + [word for sign, word in (("simulat", "simulated"), ("stand-in", "stand-in")) if sign in about]
 
@@ -95,21 +98,20 @@ def conditions(records: Sequence[Line], profile: Mapping[str, Any]) -> list[tupl
 
 def figures(verdict: Mapping[str, Any], records: Sequence[Line]) -> Iterator[Figure]:
     """Every chart that this run has numbers for, in the order of the argument: how much, how sure, and why."""
-    blocks = tables.blocks(records)
+    blocks = tables.with_result(tables.blocks(records), verdict)
     arms = list(dict.fromkeys([*(verdict.get("arms") or {}), *blocks["arm"]]))
     comparisons, controls = tables.comparisons(verdict), tables.controls(verdict)
-    for metric in dict.fromkeys(comparisons["metric"]):
-        rows, control = (table[table["metric"] == metric] for table in (comparisons, controls))
-        better = {"throughput": " Right of 1 the first arm is faster.", "cycle time": " Left of 1 the first arm is faster."}.get(metric, "")
-        if rows["ratio"].notna().any():
-            yield _figure(f"Ratio of {metric}, with its interval", f"{better} A grey band is the control of that experiment: what an arm "
-                          "differs from itself on the same schedule.", lambda width: charts.forest(rows, control, width))
+    for (metric, method), rows in comparisons.groupby(["metric", "method"], sort=False):
+        control = controls[(controls["metric"] == metric) & (controls["method"] == method)]
+        if rows["ratio"].notna().any() or control["ratio"].notna().any():
+            yield _forest(str(metric), str(method), rows, control)
     for experiment, part in blocks.groupby("experiment", sort=False):
         yield from _throughput(str(experiment), part, arms)
-    positions = tables.accept_by_position(records)
-    if len(positions):
-        yield _figure("Accepted drafts by position", "Share of all cycles in which the draft token at this position was accepted. The shares of an "
-                      "arm and the bonus token add up to its accept length.", lambda width: charts.accept_by_position(positions, arms, width))
+    positions = tables.accept_by_position(verdict)
+    if positions["accepted (% of cycles)"].notna().any():
+        yield _figure("Accepted drafts by position", "Share of all cycles in which the draft token at this position was accepted, with its "
+                      "interval. The shares of an arm and the bonus token add up to its accept length.",
+                      lambda width: charts.accept_by_position(positions, arms, width))
     collectives, stages = tables.collectives(verdict), tables.stage_times(verdict)
     if len(collectives):
         yield _figure("Collectives a cycle", "Counted inside the server on rank 0, by stage of the cycle.",
@@ -149,6 +151,15 @@ def downloads(verdict: Mapping[str, Any], records: Sequence[Line], provenance: M
             for name, about, content in files], left_out
 
 
+def _forest(metric: str, method: str, rows: pd.DataFrame, control: pd.DataFrame) -> Figure:
+    """One figure a metric and method: paired blocks and server starts differ in scale, and each has its own control."""
+    how = {"paired": ", paired in one server", "starts": ", across server starts"}.get(method, "")
+    better = {"throughput": "Right of 1 the first arm is faster. ", "cycle time": "Left of 1 the first arm is faster. "}.get(metric, "")
+    band = "The grey band is the control: how far an arm differs from itself on the same schedule." if control["ratio"].notna().any() else \
+        "There is no control of this kind to measure it by."
+    return _figure(f"Ratio of {metric}{how}", better + band, lambda width: charts.forest(rows, control, width))
+
+
 def _throughput(experiment: str, blocks: pd.DataFrame, arms: Sequence[str]) -> Iterator[Figure]:
     """By pair where one server ran several arms, by start where arms met across servers: the two units of comparison."""
     by_start = blocks.groupby("start")["arm"]
@@ -156,11 +167,13 @@ def _throughput(experiment: str, blocks: pd.DataFrame, arms: Sequence[str]) -> I
     size = int(max(tables.thinned(blocks)["blocks"]))
     each = "Each point is a block." if size == 1 else f"Each point is the mean of up to {size} neighbouring blocks."
     if len(paired):
-        yield _figure(f"Throughput by pair of blocks: {experiment}", f"{each} The blocks of a pair share their prompts and ran one after the other.",
+        yield _figure(f"Throughput by pair of blocks: {experiment}",
+                      f"{each} The blocks of a pair share their prompts and ran one after the other.",
                       lambda width: charts.throughput_by_pair(paired, arms, width))
     if paired.empty or by_start.nunique().min() < blocks["arm"].nunique():
-        yield _figure(f"Throughput by server start: {experiment}", f"{each} The bar is the mean of a start. Servers of one arm differ, so across "
-                      "servers the start is the unit.", lambda width: charts.throughput_by_start(blocks, arms, width))
+        yield _figure(f"Throughput by server start: {experiment}",
+                      f"{each} The bar is the mean of a start. Servers of one arm differ, so across servers the start is the unit.",
+                      lambda width: charts.throughput_by_start(blocks, arms, width))
 
 
 def _figure(title: str, caption: str, chart: Callable[[int], alt.TopLevelMixin]) -> Figure:
@@ -169,20 +182,22 @@ def _figure(title: str, caption: str, chart: Callable[[int], alt.TopLevelMixin])
 
 def _table(frame: pd.DataFrame) -> Table:
     words = tables.shown(frame)
-    columns = tuple((name.partition(" (")[0], name.partition(" (")[2].rstrip(")"), any(not pd.isna(tables.number(cell)) for cell in frame[name].tolist()))
-                    for name in frame.columns)
-    return Table(columns, tuple(words.itertuples(index=False, name=None)))
+    columns = []
+    for heading in frame.columns:
+        name, _, unit = heading.partition(" (")
+        columns.append((name, unit.rstrip(")"), any(pd.notna(tables.number(cell)) for cell in frame[heading].tolist())))
+    return Table(tuple(columns), tuple(words.itertuples(index=False, name=None)))
 
 
 def _ratios(comparisons: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
-    """Comparisons and controls for people: the interval in one cell, "refused" where there is no result."""
-    parts = [comparisons] + ([controls.assign(comparison=controls["comparison"] + " (control)")] if len(controls) else [])
-    rows = pd.concat(parts, ignore_index=True)
-    said = [tables.fixed(row.ratio) if row.valid else "refused" for row in rows.itertuples()]
-    interval = [tables.NOT_APPLICABLE if word == "refused" else f"{tables.fixed(row.low)} to {tables.fixed(row.high)}"
-                for word, row in zip(said, rows.itertuples())]
-    table = rows.assign(ratio=said, interval=interval)
-    return table[["comparison", "metric", "ratio", "interval", "level (%)", "resolution (%)", "pairs", "method", "experiment"]]
+    """Comparisons and controls for people: each interval in one cell, "refused" where there is no result."""
+    rows = pd.concat([comparisons, controls.assign(comparison=controls["comparison"] + " (control)")], ignore_index=True)
+    words = {"ratio": [tables.fixed(row.ratio) if row.valid else "refused" for row in rows.itertuples()]}
+    for name, low, high in (("interval", "low", "high"), ("interval by BCa", "low by BCa", "high by BCa")):
+        words[name] = [tables.NOT_APPLICABLE if pd.isna(a) and (not valid or "BCa" in name) else f"{tables.fixed(a)} to {tables.fixed(b)}"
+                       for a, b, valid in zip(rows[low], rows[high], rows["valid"])]
+    table = rows.assign(**words).rename(columns={"pairs": "pairs or starts"})
+    return table[["comparison", "metric", *words, "level (%)", "resolution (%)", "pairs or starts", "method", "experiment"]]
 
 
 def _without_tokens(record: Line) -> Line:

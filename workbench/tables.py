@@ -19,7 +19,7 @@ UNKNOWN = "unknown"
 NOT_APPLICABLE = "–"
 STAGES = ("draft", "verify", "draft_extend")
 METRIC_NAMES = {"tokens_per_s": "throughput", "cycle_ms": "cycle time"}
-DRAFT_ONLY = ["draft TP (ranks)", "draft", "accept length (tokens/cycle)", "accept rate (%)", "draft collectives (per cycle)"]
+DRAFT_ONLY = ["draft TP (ranks)", "drafting", "accept length (tokens/cycle)", "accept rate (%)", "draft collectives (per cycle)"]
 
 
 def measured(records: Sequence[Line]) -> list[Block]:
@@ -73,7 +73,7 @@ def arms(verdict: Mapping[str, Any], profile: Mapping[str, Any]) -> pd.DataFrame
             "throughput (tokens/s)": number(facts.get("tokens_per_s")), "cycle (ms)": number(facts.get("cycle_ms")),
             "accept length (tokens/cycle)": number(facts.get("accept_length")), "accept rate (%)": 100 * number(facts.get("accept_rate")),
             "draft collectives (per cycle)": number((facts.get("collectives_per_round") or {}).get("draft")),
-            "draft": drafting(arm, profile) if arm else UNKNOWN,
+            "drafting": drafting(arm, profile) if arm else UNKNOWN,
             "output": (verdict.get("parity") or {}).get(name) or "not checked", "attested": facts.get("attested")}
         if arm is not None and not arm.speculates:
             row |= {column: NOT_APPLICABLE for column in DRAFT_ONLY}
@@ -141,10 +141,11 @@ def stage_times(verdict: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def parity(verdict: Mapping[str, Any]) -> pd.DataFrame:
-    """One row an arm and experiment: whether its answers are those of no speculation, with the counts in words."""
+    """One row an arm and experiment: whether its answers are those of no speculation, and the counts (of answers) behind it."""
     counts = verdict.get("parity_counts") or [{"arm": arm, "result": result} for arm, result in (verdict.get("parity") or {}).items()]
-    rows = [(c.get("arm", UNKNOWN), c.get("result", UNKNOWN), c.get("sentence", ""), c.get("experiment", "")) for c in counts]
-    return pd.DataFrame(rows, columns=["arm", "output", "counts", "experiment"])
+    keys = ("mismatched", "compared", "own_mismatched", "own_compared")
+    rows = [(c.get("arm"), c.get("experiment"), c.get("result"), *(number(c.get(key)) for key in keys)) for c in counts]
+    return pd.DataFrame(rows, columns=["arm", "experiment", "answers", "differ from none", "compared", "differ from itself", "run twice"])
 
 
 def failures(records: Sequence[Line]) -> pd.DataFrame:
@@ -160,13 +161,6 @@ def findings(records: Sequence[Line]) -> pd.DataFrame:
     latest = {(r.experiment, r.name): r.value for r in records if isinstance(r, Finding)}
     rows = [(*key, value if isinstance(value, str) else json.dumps(value, default=str)) for key, value in latest.items()]
     return pd.DataFrame(rows, columns=["experiment", "finding", "value"])
-
-
-def parity(verdict: Mapping[str, Any]) -> pd.DataFrame:
-    """One row an arm: whether its answers are those of the target alone, and the counts behind it."""
-    rows = [(entry.get("arm"), entry.get("result"), entry.get("mismatched"), entry.get("compared"), entry.get("own_mismatched"),
-             entry.get("own_compared")) for entry in verdict.get("parity_counts") or []]
-    return pd.DataFrame(rows, columns=["arm", "answers", "differ from none", "compared", "differ from itself", "run twice"])
 
 
 def checks(found: Sequence[Check]) -> pd.DataFrame:
@@ -256,8 +250,8 @@ def _ratios(items: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         rows.append((item.get("experiment") or "", f"{item.get('a')} ÷ {item.get('b')}", METRIC_NAMES.get(metric, metric), ratio, low, high,
                      number(beside.get("low")), number(beside.get("high")), 100 * number(item.get("level")), number(item.get("pairs")),
                      100 * number(item.get("resolution")), item.get("method") or UNKNOWN, valid, item.get("reasons") or []))
-    return pd.DataFrame(rows, columns=["experiment", "comparison", "metric", "ratio", "low", "high", "low by BCa", "high by BCa", "level (%)",
-                                       "pairs", "resolution (%)", "method", "valid", "reasons"])
+    return pd.DataFrame(rows, columns=["experiment", "comparison", "metric", "ratio", "low", "high", "low by BCa", "high by BCa",
+                                       "level (%)", "pairs", "resolution (%)", "method", "valid", "reasons"])
 
 
 def _with_throughput(table: pd.DataFrame) -> pd.DataFrame:
@@ -273,22 +267,24 @@ def _flat(facts: Any, path: str = "") -> Iterator[tuple[str, str]]:
     items = facts.items() if isinstance(facts, Mapping) else enumerate(facts, 1)
     for key, value in items:
         here = f"{path}.{key}" if path else str(key)
-        if isinstance(value, Mapping) or isinstance(value, (list, tuple)) and any(isinstance(v, (Mapping, list, tuple)) for v in value):
+        listed = isinstance(value, (list, tuple))
+        if isinstance(value, Mapping) or listed and any(isinstance(item, (Mapping, list, tuple)) for item in value):
             yield from _flat(value, here)
+        elif listed:
+            yield here, " ".join(map(str, value)) or "none"
         else:
-            yield here, " ".join(map(str, value)) or "none" if isinstance(value, (list, tuple)) else UNKNOWN if value is None else str(value)
+            yield here, UNKNOWN if value is None else {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _words(cells: list[Any]) -> list[str]:
     numbers = [abs(n) for cell in cells if not math.isnan(n := number(cell))]
-    whole, largest = all(n == int(n) for n in numbers), max(numbers, default=0)
-    places = 0 if whole or largest >= 1000 else 1 if largest >= 100 else 2 if largest >= 10 else 3
+    largest = max(numbers, default=0)
+    most = 0 if largest >= 1000 else 1 if largest >= 100 else 2 if largest >= 10 else 3
+    places = next(p for p in range(most + 1) if all(round(n, p) == round(n, most) for n in numbers))
 
     def words(cell: Any) -> str:
         if isinstance(cell, bool):
             return "yes" if cell else "no"
-        if isinstance(cell, str):
-            return cell
-        return fixed(cell, places)
+        return cell if isinstance(cell, str) else fixed(cell, places)
 
     return [words(cell) for cell in cells]

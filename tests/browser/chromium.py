@@ -34,8 +34,9 @@ class Chromium:
         theirs_in, self._to = os.pipe()
         self._from, theirs_out = os.pipe()
         # The protocol's pipe is file descriptors 3 and 4 of the browser; the shell puts ours there.
+        there = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "chromium", binary, *FLAGS, f"--user-data-dir={self._profile.name}"],
+            ["bash", "-c", there, "chromium", binary, *FLAGS, f"--user-data-dir={self._profile.name}"],
             pass_fds=(theirs_in, theirs_out), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(theirs_in)
         os.close(theirs_out)

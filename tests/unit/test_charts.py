@@ -23,7 +23,7 @@ def drawn(width=charts.WIDE):
     return {"by pair": charts.throughput_by_pair(BLOCKS[BLOCKS["experiment"] == "draft_tp"], ARMS, width),
             "by start": charts.throughput_by_start(BLOCKS[BLOCKS["experiment"] == "baseline"], ARMS, width),
             "forest": charts.forest(*throughput_of(VERDICT), width),
-            "positions": charts.accept_by_position(tables.accept_by_position(LOG), ARMS, width),
+            "positions": charts.accept_by_position(tables.accept_by_position(VERDICT), ARMS, width),
             "collectives": charts.collectives(tables.collectives(VERDICT), ARMS, width),
             "stages": charts.stage_times(tables.stage_times(VERDICT), width)}
 
@@ -69,8 +69,14 @@ def test_the_forest_draws_each_interval_the_control_behind_it_and_the_line_of_no
     picture = parsed(drawn()["forest"])
     assert len(marks(picture, "symbol")) == 3  # two comparisons and the control
     assert len(marks(picture, "rule", charts.INK)) == 2 and len(marks(picture, "rule", charts.MUTED)) == 1
-    assert len(marks(picture, "rect", charts.BAND)) == 2  # behind the control and the comparison of its experiment, not behind the other
+    assert len(marks(picture, "rect", charts.BAND)) == 2  # behind the control and what it is the yardstick of, not behind the other
     assert {"1.057 [1.031, 1.083]", "1.443 [1.302, 1.599]", "1.004 [0.981, 1.027]"} <= set(words(picture))
+
+
+def test_rows_of_a_forest_are_told_apart_by_metric_and_experiment():
+    picture = parsed(charts.forest(tables.comparisons(VERDICT), tables.controls(VERDICT)))
+    assert {"throughput, draft_tp", "cycle time, draft_tp", "throughput, baseline", "throughput, draft_tp, control"} <= set(words(picture))
+    assert len(marks(picture, "symbol")) == 4 and len(marks(picture, "rect", charts.BAND)) == 2
 
 
 def test_the_forest_places_ratios_in_order():
@@ -93,10 +99,17 @@ def test_a_forest_without_any_number_still_has_its_line():
 
 
 def test_bars_of_positions_carry_their_percentage():
-    table = tables.accept_by_position(LOG)
+    table = tables.accept_by_position(VERDICT)
     picture = parsed(charts.accept_by_position(table, ARMS))
-    assert len(marks(picture, "rect")) == len(table) == 9
-    assert [e.text for e in marks(picture, "text")] == [f"{share:.0f}" for share in table["accepted (% of cycles)"]]
+    assert len(marks(picture, "rect")) == len(marks(picture, "rule")) == 6  # three positions of two arms, each with its interval
+    assert [e.text for e in marks(picture, "text")] == ["86", "69", "46"] * 2
+
+
+def test_bars_without_intervals_have_no_whiskers_and_many_bars_no_numbers():
+    table = tables.accept_by_position({"arms": {"own-1": {"accept": {"positions": [{"value": 0.5}] * 15}}}})
+    wide, narrow = (parsed(charts.accept_by_position(table, width=width)) for width in (charts.WIDE, charts.NARROW))
+    assert len(marks(wide, "rect")) == 15 and marks(wide, "rule") == []
+    assert len(marks(wide, "text")) == 15 and marks(narrow, "text") == []
 
 
 def test_no_collective_is_a_zero_and_an_unknown_count_is_unknown():
@@ -136,7 +149,7 @@ def test_names_are_text_in_every_chart():
     blocks = BLOCKS.replace({"arm": {"own-1": HOSTILE}, "experiment": {"draft_tp": HOSTILE}})
     verdict = VERDICT | {"arms": {HOSTILE: VERDICT["arms"]["own-1"]},
                          "comparisons": [VERDICT["comparisons"][0] | {"a": HOSTILE}]}
-    positions = tables.accept_by_position(LOG).replace({"arm": {"own-1": HOSTILE}})
+    positions = tables.accept_by_position(VERDICT).replace({"arm": {"own-1": HOSTILE}})
     for chart in (charts.throughput_by_pair(blocks[blocks["experiment"] == HOSTILE]), charts.forest(tables.comparisons(verdict)),
                   charts.accept_by_position(positions), charts.collectives(tables.collectives(verdict)),
                   charts.stage_times(tables.stage_times(verdict))):

@@ -7,9 +7,12 @@ from html.parser import HTMLParser
 
 import pytest
 
+from simulated_runs import DEFECTS, FIXTURES
+from simulated_runs import profile as sound_profile
 from tests.simulated import ABOUT, PROFILE, PROVENANCE, VERDICT, block, failure, records, refused
 from workbench import profile, report, runlog
 from workbench.runlog import Finding
+from workbench.verdict import judge
 
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert(2)">"""
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -45,7 +48,8 @@ class Page(HTMLParser):
 
 def undrawn(verdict):
     """The verdict without what charts are drawn from, for tests that look at words only."""
-    arms = {name: {k: v for k, v in facts.items() if k not in ("collectives_per_round", "stage_ms")} for name, facts in verdict["arms"].items()}
+    drawn = ("collectives_per_round", "stage_ms", "accept")
+    arms = {name: {key: value for key, value in facts.items() if key not in drawn} for name, facts in verdict["arms"].items()}
     return verdict | {"arms": arms, "comparisons": []}
 
 
@@ -84,17 +88,19 @@ def test_nothing_is_loaded_and_nothing_runs(html, page):
 
 
 def test_the_first_things_said_are_question_verdict_validity_and_arms(html):
-    places = [html.index(text) for text in (report.QUESTION + "</h1>", VERDICT["sentence"], "<strong>Valid.</strong>", 'aria-label="Arms"',
-                                            ">Comparisons</h2>", "<svg", ">Refusals and failures</h2>", ">Repeat it</h2>", ">Raw data</h2>")]
+    order = (report.QUESTION + "</h1>", VERDICT["sentence"], "<strong>Valid.</strong>", 'aria-label="Arms"', ">Comparisons</h2>", "<svg",
+             ">Refusals and failures</h2>", ">Repeat it</h2>", ">Raw data</h2>", ">Provenance</h2>")
+    places = [html.index(text) for text in order]
     assert places == sorted(places)
 
 
 def test_every_chart_is_there_for_a_page_and_for_a_phone(html, page):
-    titles = ["Ratio of throughput", "Ratio of cycle time", "Throughput by pair of blocks: draft_tp", "Throughput by server start: baseline",
+    titles = ["Ratio of throughput, paired in one server", "Ratio of throughput, across server starts",
+              "Ratio of cycle time, paired in one server", "Throughput by pair of blocks: draft_tp", "Throughput by server start: baseline",
               "Accepted drafts by position", "Collectives a cycle", "Where a cycle’s time goes"]
     assert [t for t in titles if t not in page.text] == []
-    assert len(page.all("figure")) == 7 and len(page.all("svg")) == 14
-    assert html.count('<div class="wide"><svg') == html.count('<div class="narrow"><svg') == 7
+    assert len(page.all("figure")) == 8 and len(page.all("svg")) == 16
+    assert html.count('<div class="wide"><svg') == html.count('<div class="narrow"><svg') == 8
 
 
 def test_no_two_elements_share_an_id(page):
@@ -108,7 +114,8 @@ def test_no_two_elements_share_an_id(page):
     ("cuda", "live", "Host path: a Stand-in for PCIe.", ["stand-in", "Host path: a Stand-in for PCIe."], ["simulated,"]),
     ("cpu", "live", ABOUT, ["simulated", ABOUT], ["stand-in"])])
 def test_labels_say_what_the_numbers_are(engine, source, about, said, unsaid):
-    verdict = undrawn(VERDICT) | {"engine": engine, "source": source, "sentence": "A sentence.", "profile": "recorded:simulated" if source != "live" else "p"}
+    name = "recorded:simulated" if source == "recorded" else "p"
+    verdict = undrawn(VERDICT) | {"engine": engine, "source": source, "sentence": "A sentence.", "profile": name}
     text = Page(render(verdict, setting=PROFILE | {"about": about, "name": "p"})).text
     assert [w for w in said if w not in text] == [] and [w for w in unsaid if w in report.labels(verdict, {}, {"about": about})] == []
 
@@ -126,11 +133,47 @@ def test_refusals_stand_beside_the_verdict_with_their_reasons():
     assert "1.057" not in html and "1.200" not in html  # neither a refused comparison nor a refused control shows a number
 
 
+@pytest.mark.parametrize("name", DEFECTS)
+def test_every_kind_of_refusal_is_said_at_the_top_in_its_own_words(name, monkeypatch):
+    monkeypatch.setattr(report, "figures", lambda *_: [])  # the words are looked at here, and charts take their time
+    log, setting = runlog.read(FIXTURES / f"{name}.jsonl"), sound_profile()
+    verdict = judge(setting, log).to_json()
+    top = Page(report.render(verdict, log, {}, setting.model_dump())).text.partition("Comparisons")[0]
+    assert "Not valid." in top and verdict["sentence"] in top
+    assert [r["sentence"] for r in verdict["reasons"][:5] if r["sentence"] not in top] == []
+
+
+def test_a_sound_run_is_valid_with_each_ratio_as_it_was_judged():
+    log, setting = runlog.read(FIXTURES / "sound.jsonl"), sound_profile()
+    verdict = judge(setting, log).to_json()
+    html = report.render(verdict, log, {}, setting.model_dump())
+    assert "<strong>Valid.</strong>" in html
+    for comparison in [*verdict["comparisons"], *verdict["controls"]]:
+        ratio, low, high = (f"{comparison[key]:.3f}" for key in ("ratio", "low", "high"))
+        assert f"{low} to {high}" in html and f"{ratio} [{low}, {high}]" in html
+        if beside := comparison["beside"]:
+            assert f"{beside['low']:.3f} to {beside['high']:.3f}" in html
+
+
+def test_only_five_reasons_stand_at_the_top_and_the_rest_are_a_link_away():
+    reasons = [{"key": "k", "sentence": f"Reason number {n}."} for n in range(8)]
+    html = render(undrawn(VERDICT) | {"valid": False, "reasons": reasons})
+    top, _, rest = html.partition('aria-label="Arms"')
+    assert top.count("Reason number") == 5 and "3 more" in top and rest.count("Reason number") == 8
+
+
+def test_notes_and_simulated_acceptance_are_said_at_the_top():
+    verdict = undrawn(VERDICT) | {"notes": ["own-1 failed once."]}
+    verdict["arms"]["own-1"]["accept_simulated"] = True
+    top = render(verdict).partition('aria-label="Arms"')[0]
+    assert "own-1 failed once." in top and "accept length simulated" in top
+
+
 def test_unknown_is_written_unknown():
     verdict = undrawn(VERDICT) | {"arms": {"own-1": {"tokens_per_s": None, "attested": None}}, "parity": {}}
     row = re.search(r"own-1</th>(.*?)</tr>", render(verdict), re.S)[1]
     cells = re.findall(r"<td[^>]*>(.*?)</td>", row)
-    assert cells == ["1", "chain of 3 steps", "unknown", "unknown", "unknown", "unknown", "unknown", "not checked", "unknown"]
+    assert cells == ["1", "unknown", "unknown", "unknown", "unknown", "unknown", "chain of 3 steps", "not checked", "unknown"]
 
 
 def test_tables_carry_units(page):
@@ -140,14 +183,16 @@ def test_tables_carry_units(page):
 
 
 def test_the_setting_stands_beside_the_speed(page):
-    for fact in ("fixtures/tiny/target", "fixtures/tiny/draft", "2 ranks", "chain of 3 steps", "at most 64", "heldout", "54 in 7 server starts"):
+    for fact in ("fixtures/tiny/target", "fixtures/tiny/draft", "2 ranks", "chain of 3 steps", "at most 64", "heldout",
+                 "54 in 7 server starts"):
         assert fact in page.text
 
 
 def test_everything_from_outside_is_text():
     verdict = copy.deepcopy(VERDICT) | {"profile": HOSTILE, "sentence": HOSTILE, "reasons": [{"key": HOSTILE, "sentence": HOSTILE}],
                                         "source": "recorded", "parity": {HOSTILE: HOSTILE}}
-    verdict["arms"][HOSTILE] = {"stage_ms": {HOSTILE: 1}, "collectives_per_round": {HOSTILE: 1}, "collectives_by_kind": {HOSTILE: {HOSTILE: 1}}}
+    verdict["arms"][HOSTILE] = {"stage_ms": {HOSTILE: 1}, "collectives_per_round": {HOSTILE: 1},
+                                "collectives_by_kind": {HOSTILE: {HOSTILE: 1}}}
     verdict["comparisons"].append(verdict["comparisons"][0] | {"a": HOSTILE, "metric": HOSTILE, "method": HOSTILE, "experiment": HOSTILE})
     bad = block(1, "own-1", 0, 0, experiment=HOSTILE)
     bad = bad.model_copy(update={"arm": HOSTILE, "prompts_from": HOSTILE, "requests": (
@@ -196,14 +241,15 @@ def test_a_log_too_large_for_a_page_loses_its_tokens_and_says_so(log, monkeypatc
     lines = [json.loads(line) for line in files(Page(html))["runs.jsonl"].splitlines()]
     requests = [r for line in lines if line["kind"] == "block" for r in line["requests"]]
     assert "output_ids) are left out" in html
-    assert len(lines) == len(log) and len(requests) == 4 * sum(r.kind == "block" for r in log) and not any(r["output_ids"] for r in requests)
-    assert all(r["completion_tokens"] == 64 for r in requests)
+    assert len(lines) == len(log) and len(requests) == 4 * sum(r.kind == "block" for r in log)
+    assert not any(r["output_ids"] for r in requests) and all(r["completion_tokens"] == 64 for r in requests)
 
 
 def test_a_log_too_large_even_so_stays_in_its_folder_and_the_page_says_so(log, monkeypatch):
     monkeypatch.setattr(report, "DATA_LIMIT", 100)
     held, left_out = report.downloads(VERDICT, log, {}, {})
-    assert [f.name for f in held] == ["verdict.json", "provenance.json", "profile.yaml"] and "take runs.jsonl from the run’s folder" in left_out
+    assert [f.name for f in held] == ["verdict.json", "provenance.json", "profile.yaml"]
+    assert "take runs.jsonl from the run’s folder" in left_out
 
 
 def test_a_run_that_measured_nothing_still_has_a_report():
@@ -216,6 +262,14 @@ def test_keys_that_the_schema_does_not_know_do_no_harm():
     verdict = undrawn(copy.deepcopy(VERDICT)) | {"later": 1, "comparisons": copy.deepcopy(VERDICT["comparisons"])}
     verdict["arms"]["own-1"]["later"] = verdict["comparisons"][0]["later"] = verdict["control"]["later"] = {"x": [1]}
     assert VERDICT["sentence"] in Page(render(verdict)).text
+
+
+def test_a_control_outside_its_noise_is_drawn_as_the_evidence_it_is():
+    log, setting = runlog.read(FIXTURES / "control.jsonl"), sound_profile()
+    verdict = judge(setting, log).to_json()
+    first = next(report.figures(verdict | {"arms": {}}, []))
+    control = verdict["control"]
+    assert "refused" in first.wide and f"{control['ratio']:.3f} [{control['low']:.3f}, {control['high']:.3f}]" in first.wide
 
 
 def test_blocks_of_one_experiment_are_charted_by_the_unit_they_are_compared_by(log):

@@ -4,16 +4,13 @@ import math
 import pandas as pd
 import pytest
 
+from simulated_runs import FIXTURES, profile
 from tests.simulated import PROFILE, PROVENANCE, VERDICT, block, failure, records, refused
-from workbench import tables
-from workbench.runlog import Finding, Request
+from workbench import runlog, tables
+from workbench.runlog import Finding
+from workbench.verdict import judge
 
 UNKNOWN_NUMBERS = [None, math.nan, math.inf, "3", True]
-
-
-def with_histograms(arm, *histograms, role="measure"):
-    requests = tuple(Request(prompt=f"p{n}", prompt_tokens=1, completion_tokens=10, sent=0, end=1, histogram=h) for n, h in enumerate(histograms))
-    return block(0, arm, 0, 0, role=role).model_copy(update={"requests": requests})
 
 
 def test_throughput_is_all_tokens_over_the_blocks_seconds():
@@ -30,33 +27,30 @@ def test_a_block_without_duration_has_unknown_throughput():
 def test_only_measured_blocks_count(role):
     log = [block(1, "shared", 0, 0, role=role), block(2, "own-1", 0, 0)]
     assert tables.blocks(log)["arm"].tolist() == ["own-1"]
-    assert set(tables.accept_by_position(log)["arm"]) == {"own-1"}
 
 
-def test_positions_are_counted_from_the_histogram():
-    table = tables.accept_by_position([with_histograms("own-1", (1, 2, 3, 4), None, (5, 0, 0, 5))])
-    assert table["reached (cycles)"].tolist() == [20, 14, 12]
-    assert table["accepted (cycles)"].tolist() == [14, 12, 9]
-    assert table["accepted (% of cycles)"].tolist() == pytest.approx([70, 60, 45])
-    assert table["accepted (% of reached)"].tolist() == pytest.approx([70, 100 * 12 / 14, 75])
+def test_what_is_not_known_to_be_an_arms_is_not_shown_as_its():
+    blocks = tables.blocks(records(2))
+    kept = tables.with_result(blocks, refused())
+    assert "own-1" in set(blocks["arm"]) and set(kept["arm"]) == {"none", "shared", "shared#2"}
+    by_experiment = {"arms": {"shared": {"tokens_per_s": 1.0}}, "experiments": {"draft_tp": {"shared": {"tokens_per_s": None}}}}
+    assert set(tables.with_result(blocks, by_experiment).query("arm == 'shared'")["experiment"]) == {"baseline"}
 
 
-def test_histograms_of_unequal_length_are_aligned_at_zero():
-    table = tables.accept_by_position([with_histograms("own-1", (4, 6), (0, 0, 10))])
-    assert table["accepted (cycles)"].tolist() == [16, 10]
+def test_positions_are_those_of_the_verdict():
+    table = tables.accept_by_position(VERDICT | {"arms": VERDICT["arms"] | {"own-2": {"accept": {"positions": [{"value": 0.5}]}}}})
+    shared = table[table["arm"] == "shared"]
+    assert shared["position"].tolist() == [1, 2, 3] and shared["accepted (% of cycles)"].tolist() == pytest.approx([86, 69, 46])
+    assert shared["low"].tolist() == pytest.approx([83.8, 66.3, 43.1]) and shared["high"].tolist() == pytest.approx([88.2, 71.7, 48.9])
+    assert set(table["arm"]) == {"shared", "own-1", "own-2"} and table[["low", "high"]].iloc[-1].isna().all()
 
 
 def test_shares_of_positions_and_the_bonus_token_are_the_accept_length():
-    log = records()
-    mine = [r for b in tables.measured(log) if b.arm == "shared" for r in b.requests]
-    length = 1 + sum(r.correct for r in mine) / sum(r.verify_ct for r in mine)
-    table = tables.accept_by_position(log)
-    assert 1 + table.loc[table["arm"] == "shared", "accepted (% of cycles)"].sum() / 100 == pytest.approx(length)
-
-
-def test_an_arm_without_rounds_has_no_positions():
-    assert tables.accept_by_position([with_histograms("own-1", (), (0, 0, 0))])["accepted (% of cycles)"].isna().all()
-    assert tables.accept_by_position([with_histograms("none", None)]).empty
+    judged = judge(profile(), runlog.read(FIXTURES / "sound.jsonl")).to_json()
+    table = tables.accept_by_position(judged)
+    for arm in ("shared", "own-1"):
+        drafts = table.loc[table["arm"] == arm, "accepted (% of cycles)"].sum() / 100
+        assert 1 + drafts == pytest.approx(judged["arms"][arm]["accept_length"])
 
 
 def many_blocks(number):
@@ -95,28 +89,30 @@ def test_more_starts_than_rows_are_merged_across_starts_and_more_arms_are_refuse
 def test_arms_say_what_they_are_and_what_they_did():
     table = tables.arms(VERDICT, PROFILE).set_index("arm")
     assert table["draft TP (ranks)"].to_dict() == {"none": "–", "shared": 2, "own-1": 1}
-    assert table.loc["shared", ["draft", "throughput (tokens/s)", "accept rate (%)", "draft collectives (per cycle)"]].tolist() == \
+    assert table.loc["shared", ["drafting", "throughput (tokens/s)", "accept rate (%)", "draft collectives (per cycle)"]].tolist() == \
         ["chain of 3 steps", 88.3, pytest.approx(67), 8]
     assert table.loc["none", tables.DRAFT_ONLY].tolist() == ["–"] * 5
 
 
-@pytest.mark.parametrize("arm, words", [("own-1+steps=1", "chain of 1 step"), ("own-1+topk=2+draft_tokens=8", "tree of 3 steps, topk 2, 8 tokens"),
+@pytest.mark.parametrize("arm, words", [("own-1+steps=1", "chain of 1 step"),
+                                        ("own-1+topk=2+draft_tokens=8", "tree of 3 steps, topk 2, 8 tokens"),
                                         ("own-1+topk=1+draft_tokens=9", "unknown"), ("no arm", "unknown")])
 def test_an_arms_own_settings_are_named(arm, words):
-    assert tables.arms({"arms": {arm: {}}}, PROFILE)["draft"].tolist() == [words]
+    assert tables.arms({"arms": {arm: {}}}, PROFILE)["drafting"].tolist() == [words]
 
 
 @pytest.mark.parametrize("value", UNKNOWN_NUMBERS)
 def test_an_unknown_number_is_never_zero(value):
-    facts = {"tokens_per_s": value, "cycle_ms": value, "accept_length": value, "accept_rate": value, "collectives_per_round": {"draft": value},
-             "stage_ms": {"draft": value}, "attested": None}
+    facts = {"tokens_per_s": value, "cycle_ms": value, "accept_length": value, "accept_rate": value,
+             "collectives_per_round": {"draft": value}, "stage_ms": {"draft": value}, "attested": None}
     verdict = {"arms": {"own-1": facts}, "comparisons": [{"a": "own-1", "b": "shared", "ratio": value, "low": value, "high": value}]}
     shown = tables.shown(tables.arms(verdict, PROFILE)).iloc[0]
-    for column in ("throughput (tokens/s)", "cycle (ms)", "accept length (tokens/cycle)", "accept rate (%)", "draft collectives (per cycle)",
-                   "attested"):
+    for column in ("throughput (tokens/s)", "cycle (ms)", "accept length (tokens/cycle)", "accept rate (%)",
+                   "draft collectives (per cycle)", "attested"):
         assert shown[column] == "unknown"
     assert tables.shown(tables.comparisons(verdict))["ratio"].tolist() == ["unknown"]
-    assert tables.collectives(verdict)["collectives (per cycle)"].isna().all() and tables.stage_times(verdict)["time (ms/cycle)"].isna().all()
+    assert tables.collectives(verdict)["collectives (per cycle)"].isna().all()
+    assert tables.stage_times(verdict)["time (ms/cycle)"].isna().all()
 
 
 def test_a_zero_is_never_unknown():
@@ -129,13 +125,15 @@ def test_a_refused_comparison_keeps_its_reasons_and_no_ratio():
     refused_one = VERDICT["comparisons"][0] | {"valid": False, "reasons": ["a reason"]}
     row = tables.comparisons({"comparisons": [refused_one]}).iloc[0]
     assert (row["comparison"], row["metric"], row["reasons"]) == ("own-1 ÷ shared", "throughput", ["a reason"])
-    assert row[["ratio", "low", "high"]].isna().all()
+    assert row[["ratio", "low", "high", "low by BCa", "high by BCa"]].isna().all()
 
 
-@pytest.mark.parametrize("control, ratios", [(VERDICT["control"], [1.004]), ([VERDICT["control"], {"arm": "own-1", "ratio": 0.99}], [1.004, 0.99]),
+@pytest.mark.parametrize("control, ratios", [(VERDICT["control"], [1.004]),
+                                             ([VERDICT["control"], {"arm": "own-1", "ratio": 0.99}], [1.004, 0.99]),
                                              ({}, []), (None, [])])
 def test_control_may_be_one_or_several_or_absent(control, ratios):
-    assert tables.controls({"control": control})["ratio"].tolist() == ratios
+    assert tables.controls({"control": control, "controls": None})["ratio"].tolist() == ratios
+    assert tables.controls({"control": {"ratio": 9}, "controls": control})["ratio"].tolist() == (ratios or [9])
 
 
 def test_one_reason_is_said_once_with_all_that_it_concerns():
@@ -144,6 +142,12 @@ def test_one_reason_is_said_once_with_all_that_it_concerns():
     assert table.loc["not_attested", "reason"].startswith("own-1 was not attested on rank 1")
     assert table.loc["control", "concerns"] == "throughput of shared ÷ shared"
     assert tables.refusals(VERDICT).empty
+
+
+def test_a_reason_of_the_run_names_its_arms_and_experiment():
+    reason = {"key": "k", "sentence": "s", "experiment": "draft_tp", "arms": ["own-1", "shared"]}
+    assert tables.refusals({"reasons": [reason, reason | {"sentence": "t", "arms": []}]})["concerns"].tolist() == \
+        ["own-1 and shared in draft_tp", "draft_tp"]
 
 
 def test_reasons_may_be_bare_sentences_or_lack_a_key():
@@ -156,6 +160,13 @@ def test_collectives_are_in_the_cycles_order_with_their_kinds():
     assert shared["stage"].tolist() == ["draft", "verify", "draft-extend"]
     assert shared["kinds"].tolist() == ["6 all-reduce, 2 all-gather", "9 all-reduce, 1 all-gather", "3 all-reduce, 1 all-gather"]
     assert table[table["arm"] == "own-1"]["collectives (per cycle)"].tolist() == [1, 10, 0]
+
+
+def test_parity_is_said_with_its_counts_where_they_are_known():
+    told = {"arm": "own-1", "experiment": "e", "result": "differs", "mismatched": 1, "compared": 12, "own_mismatched": 0, "own_compared": 3}
+    assert tables.parity({"parity_counts": [told], "parity": {"own-1": "differs"}}).values.tolist() == [list(told.values())]
+    plain = tables.shown(tables.parity({"parity": {"own-1": "identical"}}))
+    assert plain.values.tolist() == [["own-1", "unknown", "identical", *["unknown"] * 4]]
 
 
 def test_failures_name_what_failed_and_requests_that_did():
@@ -172,11 +183,13 @@ def test_of_two_findings_with_one_name_the_later_counts():
 
 def test_provenance_is_flat_and_keeps_lists():
     table = tables.provenance({**PROVENANCE, "ranks": [{"gpu": 0}, {"gpu": None}]}).set_index("fact")["value"]
+    assert tables.provenance({"changed": False})["value"].tolist() == ["no"]
     assert table["versions.sglang"] == "0.5.23" and table["flags"] == "--tp 2 --dtype float32" and table["machine.gpus"] == "none"
     assert table["ranks.1.gpu"] == "0" and table["ranks.2.gpu"] == "unknown"
 
 
-@pytest.mark.parametrize("cells, words", [([1.0, 12.0], ["1", "12"]), ([0.5, None], ["0.500", "unknown"]), ([12.345, 3.2], ["12.35", "3.20"]),
+@pytest.mark.parametrize("cells, words", [([1.0, 12.0], ["1", "12"]), ([0.5, None], ["0.5", "unknown"]), ([0.5, 1.25], ["0.50", "1.25"]),
+                                          ([97.5, 95], ["97.5", "95.0"]), ([12.345, 3.2], ["12.35", "3.20"]), ([1 / 3], ["0.333"]),
                                           ([1234.5, 1.0], ["1,234", "1"]), ([True, False], ["yes", "no"]), (["–", 2.0], ["–", "2"])])
 def test_a_columns_numbers_share_their_decimals(cells, words):
     assert tables.shown(pd.DataFrame({"c": pd.Series(cells, dtype=object)}))["c"].tolist() == words
