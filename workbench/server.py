@@ -20,6 +20,8 @@ from workbench.arms import Arm
 from workbench.engine.cpu.paths import python_path
 from workbench.engine.orders import VARIABLE, Orders, Placement
 from workbench.errors import ServerFailed
+from workbench.flags import flag
+from workbench.flags import flags as own_flags
 from workbench.profile import ROOT, Profile
 
 log = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ def plan(profile: Profile, arm: Arm, *, port: int, server: str, **orders: Any) -
     flags: dict[str, Any] = {"model-path": profile.pair.target, "host": "127.0.0.1", "port": port, "tp": profile.tp}
     if profile.engine == "cpu":
         flags |= CPU_FLAGS
-    flags |= profile.server.flags
+    flags |= own_flags(profile) | {"port": port}
     if profile.server.trust_remote_code:
         flags["trust-remote-code"] = True
     if arm.speculates:
@@ -98,7 +100,7 @@ def serve(profile: Profile, arm: Arm, logfile: Path, **orders: Any) -> Iterator[
     Raises: ServerFailed when it dies, is not ready within the profile's deadline, or somebody else answers on its port. The message
         carries the log's first failure.
     """
-    launch = plan(profile, arm, port=free_port(), server=uuid.uuid4().hex[:12], **orders)
+    launch = plan(profile, arm, port=int(flag(profile, "port", 0)) or free_port(), server=uuid.uuid4().hex[:12], **orders)
     logfile.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     keeper = subprocess.Popen(

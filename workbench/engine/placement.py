@@ -161,9 +161,11 @@ def draft_bytes_per_token(kvc, size: int | None) -> int:
     from sglang.srt.runtime_context import get_parallel
 
     layers, config = kvc.spec_aux_config.eagle_draft_num_layers, kvc.spec_aux_config.draft_model_config
-    heads = config.get_num_kv_heads(size or get_parallel().attn_tp_size)
-    width = config.head_dim + getattr(config, "v_head_dim", config.head_dim)
-    return int(layers or 0) * heads * width * torch._utils._element_size(kvc.kv_cache_dtype)
+    if getattr(config, "kv_lora_rank", None):       # an MLA draft keeps one latent a token, whatever the TP (pool_configurator.py:670)
+        width = config.kv_lora_rank + config.qk_rope_head_dim
+    else:
+        width = config.get_num_kv_heads(size or get_parallel().attn_tp_size) * (config.head_dim + getattr(config, "v_head_dim", config.head_dim))
+    return int(layers or 0) * width * torch._utils._element_size(kvc.kv_cache_dtype)
 
 
 def _separated(kvc) -> bool:
