@@ -21,6 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 valid, 1 a notebook or server failed, 2 bad input, 3 finished but the result is not valid."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    for name in ("httpx", "traitlets", "papermill.translators"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("papermill").addFilter(lambda record: not str(record.msg).startswith(("Executing", "Ending", "Input", "Output")))
     try:
         return options.run(options)
     except WorkbenchError as error:
@@ -69,15 +72,12 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    import pandas as pd
-
     from workbench import preflight
     from workbench.profile import load
 
     checks = preflight.check(load(options.profile, changes(options.changes)))
-    table = pd.DataFrame([vars(check) for check in checks])
-    with pd.option_context("display.max_colwidth", None, "display.width", None):
-        print(table.to_string(index=False, justify="left"))
+    for check in checks:
+        print(f"{check.status:8} {check.name}: {check.detail}" + (f" -> {check.mend}" if check.mend else ""))
     preflight.refuse(checks)
     return 0
 

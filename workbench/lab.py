@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -86,6 +87,7 @@ def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any]
 
     Raises: BadInput for a bad profile or change, or when the folder holds a run under another profile.
     """
+    _narrate()
     chosen, path = load(profile, dict(changes or {})), Path(folder)
     kept = path / "profile.json"
     if kept.exists():
@@ -99,6 +101,14 @@ def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any]
         except OSError as error:
             raise BadInput("out", f"{path.name} cannot be written ({error.strerror})", "give a writable folder with --out") from None
     return Lab(chosen, path)
+
+
+def _narrate() -> None:
+    """Progress as text in a notebook, whose kernel shows nothing below a warning; a program that set up its logging keeps it."""
+    ours = logging.getLogger("workbench")
+    if not ours.handlers and not logging.getLogger().handlers:
+        ours.addHandler(logging.StreamHandler(sys.stdout))
+        ours.setLevel(logging.INFO)
 
 
 class _Bench:

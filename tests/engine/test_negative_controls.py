@@ -75,6 +75,6 @@ def test_unsupported_flags_stop_the_server_in_one_sentence(flags, words, tiny):
 def test_another_sglang_stops_the_process_in_one_sentence(fault, words, tiny):
     import os
     launch = server.plan(tiny, Arm.parse("own-1"), port=1, server="fault")
-    code = f"{fault}\nfrom workbench.engine.plugin import register\nregister()"
+    code = f"{fault}\nfrom workbench.engine.plugin import register\nregister('scheduler')"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **launch.environment}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and f"draft-tp: " in done.stderr and words in done.stderr.splitlines()[-1], done.stderr[-2000:]
+    assert done.returncode == 1 and "draft-tp: " in done.stderr and words in done.stderr.splitlines()[-1], done.stderr[-2000:]

@@ -23,14 +23,15 @@ UNSUPPORTED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
 )
 
 
+def argument_hooks(orders: Orders) -> list[Hook]:
+    """Check a separated draft's server arguments where the launcher has read them."""
+    return [Hook("sglang.srt.server_args.prepare_server_args", _check_arguments, ("argv",), "after")] if orders.separates else []
+
+
 def hooks(orders: Orders) -> list[Hook]:
-    """Check a separated draft's server arguments where the launcher has read them, and refuse weight updates later."""
-    if not orders.separates:
-        return []
-    return [
-        Hook("sglang.srt.server_args.prepare_server_args", _check_arguments, ("argv",), "after"),
-        Hook("sglang.srt.speculative.base_spec_worker.BaseSpecWorker.weight_update_runners", _no_updates, ("self",)),
-    ]
+    """Refuse weight updates in the schedulers of a separated draft."""
+    target = "sglang.srt.speculative.base_spec_worker.BaseSpecWorker.weight_update_runners"
+    return [Hook(target, _no_updates, ("self",))] if orders.separates else []
 
 
 def _check_arguments(arguments, argv) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 
 from workbench.engine import agreement, attest, counting, limits, placement
 from workbench.engine.hooks import Hook, Refused, install
@@ -10,9 +11,11 @@ from workbench.engine.orders import Orders
 log = logging.getLogger(__name__)
 
 
-def register() -> None:
+def register(role: str | None = None) -> None:
     """Entry point of the group sglang.srt.plugins. Does nothing in a server that the workbench did not start.
 
+    role: launcher, scheduler or detokenizer; found out when not given. Only a scheduler runs models: hooking them elsewhere would
+    import them there, some ten seconds of CPU a process.
     Raises: SystemExit with one sentence when an order cannot be carried out. Any other exception SGLang would only log
         (plugins/__init__.py:135) and serve unpatched.
     """
@@ -20,26 +23,45 @@ def register() -> None:
         orders = Orders.from_environment()
         if orders is None:
             return
-        counters, installed = counting.Counters(), []
-        hooks = limits.hooks(orders) + placement.hooks(orders) + agreement.hooks(orders) + counting.hooks(orders, counters)
-        if orders.cpu:
-            hooks += _cpu_hooks()
-        installed += install(hooks + attest.hooks(orders, counters, installed))
+        hooks = _argument_hooks(orders)
+        if (role or _role()) == "launcher":
+            hooks += limits.argument_hooks(orders)
+        installed: list[str] = []
+        if (role or _role()) == "scheduler":
+            counters = counting.Counters()
+            hooks += limits.hooks(orders) + placement.hooks(orders) + agreement.hooks(orders) + counting.hooks(orders, counters)
+            hooks += attest.hooks(orders, counters, installed) + (_cpu_hooks() if orders.cpu else [])
+        installed += install(hooks)
     except Refused as refusal:
         raise SystemExit(f"draft-tp: {refusal}") from None
     except Exception as error:
         raise SystemExit(f"draft-tp: the orders could not be carried out ({type(error).__name__}: {error})") from error
 
 
+def _role() -> str:
+    """SGLang spawns run_scheduler_process and run_detokenizer_process (entrypoints/engine.py); what is not spawned is the launcher."""
+    target = getattr(multiprocessing.current_process(), "_target", None)
+    names = {"run_scheduler_process": "scheduler", "run_detokenizer_process": "detokenizer", None: "launcher"}
+    name = getattr(target, "__name__", None)
+    return names.get(name, "scheduler")      # an unknown process gets every hook rather than none
+
+
+def _argument_hooks(orders: Orders) -> list[Hook]:
+    """Wherever server arguments are resolved, which is in every process."""
+    from workbench.engine.cpu.backend import keep_intel_amx
+
+    target = "sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks"
+    return [Hook(target, keep_intel_amx, ("view",))] if orders.cpu else []
+
+
 def _cpu_hooks() -> list[Hook]:
-    from workbench.engine.cpu.backend import keep_intel_amx, last_loc_in_torch
+    from workbench.engine.cpu.backend import last_loc_in_torch
 
     def without_nccl(*args, **kwargs):
         # A CUDA build of torch brings NCCL, and the communicator then wants a GPU (parallel_state.py:2185).
         return args, {**kwargs, "use_pynccl": False}
 
     return [
-        Hook("sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks", keep_intel_amx, ("view",)),
         Hook("sglang.srt.mem_cache.allocation.get_last_loc", last_loc_in_torch,
              ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")),
         Hook("sglang.srt.distributed.parallel_state.init_model_parallel_group", without_nccl,
