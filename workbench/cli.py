@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from workbench.errors import BadInput, WorkbenchError
+from workbench.lab import NARRATED
 from workbench.profile import ROOT
 
 OUTPUTS = ROOT / "outputs"
@@ -21,9 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 valid, 1 a notebook or server failed, 2 bad input, 3 finished but the result is not valid."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    for name in ("httpx", "traitlets", "papermill.translators"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("papermill").addFilter(lambda record: not str(record.msg).startswith(("Executing", "Ending", "Input", "Output")))
+    # papermill logs every output of every cell; a terminal wants the progress alone.
+    logging.getLogger("papermill").addFilter(lambda record: record.levelno >= logging.WARNING or record.getMessage().startswith(NARRATED))
     try:
         return options.run(options)
     except WorkbenchError as error:

@@ -24,6 +24,7 @@ from workbench.runlog import Block, Failure, Finding, Line, RunLog, Start
 from workbench.server import Server
 
 log = logging.getLogger(__name__)
+NARRATED = "· "        # marks progress among a notebook's other output, for a terminal that replays it
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ def _narrate() -> None:
     """Progress as text in a notebook, whose kernel shows nothing below a warning; a program that set up its logging keeps it."""
     ours = logging.getLogger("workbench")
     if not ours.handlers and not logging.getLogger().handlers:
-        ours.addHandler(logging.StreamHandler(sys.stdout))
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter(f"{NARRATED}%(message)s"))
+        ours.addHandler(handler)
         ours.setLevel(logging.INFO)
 
 
