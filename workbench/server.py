@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from workbench import attestation, client, logs
 from workbench.arms import Arm
 from workbench.engine.cpu.paths import python_path
 from workbench.engine.orders import VARIABLE, Orders, Placement
-from workbench.errors import ServerFailed
+from workbench.errors import BadInput, ServerFailed
 from workbench.flags import flag
 from workbench.flags import flags as own_flags
 from workbench.profile import ROOT, Profile
@@ -27,7 +27,8 @@ from workbench.profile import ROOT, Profile
 log = logging.getLogger(__name__)
 
 # The CPU engine: SGLang's CPU path with its EAGLE-capable back end, fp32 so that tokens are identical.
-CPU_FLAGS = {"device": "cpu", "attention-backend": "intel_amx", "dtype": "float32", "disable-cuda-graph": True}
+CPU_FLAGS = {"device": "cpu", "attention-backend": "intel_amx", "dtype": "float32", "disable-cuda-graph": True,
+             "sleep-on-idle": True}         # a rank that polls for work takes the core that the client and the other ranks need
 CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 
@@ -44,35 +45,60 @@ class Launch:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that is up: it answered a real completion and attested its arm on every rank (see ``attested``)."""
+    """A server that is up: it answered a real completion. arms: those it serves, the first in force at start.
+
+    unattested: why it does not hold them as ordered on every rank; empty when it does.
+    """
 
     launch: Launch
-    arm: Arm
+    arms: tuple[Arm, ...]
     seconds: float
     log: Path
     attestation: tuple[dict[str, Any], ...]
-    unattested: tuple[str, ...]        # why the arm is not in force on every rank; empty when it is
+    unattested: tuple[str, ...]
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.launch.port}"
 
 
-def plan(profile: Profile, arm: Arm, *, port: int, server: str, **orders: Any) -> Launch:
-    """How the arm is served under the profile. orders: faults for negative controls (engine/orders.py)."""
-    speculation = profile.speculation.of(arm)
+def companions(profile: Profile, arm: Arm, others: Iterable[Arm]) -> tuple[Arm, ...]:
+    """The arm and those of the others that one server can serve with it, in their own order.
+
+    Arms without a draft are one plain server, since even drafts of 0 steps verify; drafts can be held together where they share topk.
+    """
+    def kind(arm: Arm) -> int:
+        return profile.speculation.of(arm).topk if arm.speculates else 0
+
+    found = tuple(dict.fromkeys(other for other in others if kind(other) == kind(arm)))
+    return found if arm in found else (arm, *found)
+
+
+def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str, **orders: Any) -> Launch:
+    """How one or several arms are served under the profile. orders: faults for negative controls (engine/orders.py).
+
+    Raises: BadInput for arms that one server cannot hold together.
+    """
+    arms = (arms,) if isinstance(arms, Arm) else tuple(arms)
+    apart = [arm.name for arm in arms if arm not in companions(profile, arms[0], arms)]
+    if apart:
+        raise BadInput("arms", f"{arms[0].name} and {', '.join(apart)} cannot be held by one server, which runs either without a draft or "
+                       "with one topk, by which SGLang sizes its buffers", "serve them one by one")
+    held = {arm: profile.speculation.of(arm) for arm in arms if arm.speculates}
     flags: dict[str, Any] = {"model-path": profile.pair.target, "host": "127.0.0.1", "port": port, "tp": profile.tp}
     if profile.engine == "cpu":
         flags |= CPU_FLAGS
     flags |= own_flags(profile) | {"port": port}
     if profile.server.trust_remote_code:
         flags["trust-remote-code"] = True
-    if arm.speculates:
-        flags |= {"speculative-algorithm": speculation.algorithm, "speculative-draft-model-path": profile.pair.draft,
-                  "speculative-num-steps": speculation.steps, "speculative-eagle-topk": speculation.topk,
-                  "speculative-num-draft-tokens": speculation.draft_tokens}
-    given = Orders(server=server, arms=(Placement(arm.configuration.name, arm.group),) if arm.speculates else (),
-                   agreement=speculation.agreement, cpu=profile.engine == "cpu", **orders)
+    if held:
+        # The largest of all arms: buffers are sized by them (managers/overlap_utils.py:373, runtime_context.py:1982).
+        flags |= {"speculative-algorithm": profile.speculation.algorithm, "speculative-draft-model-path": profile.pair.draft,
+                  "speculative-num-steps": max(s.steps for s in held.values()),
+                  "speculative-eagle-topk": held[arms[0]].topk,
+                  "speculative-num-draft-tokens": max(s.draft_tokens for s in held.values())}
+    placements = tuple(Placement(arm.name, arm.group, arm.replica or 1, s.steps, s.draft_tokens, s.agreement) for arm, s in held.items())
+    given = Orders(server=server, arms=placements, cpu=profile.engine == "cpu", **orders)
     environment = {"SGLANG_PLUGINS": "draft_tp", VARIABLE: given.to_json(), "HF_HUB_OFFLINE": "1"}
     if profile.engine == "cpu":
         cores = sorted(os.sched_getaffinity(0))
@@ -94,13 +120,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def serve(profile: Profile, arm: Arm, logfile: Path, **orders: Any) -> Iterator[Server]:
-    """Own a server for one arm: started, ready, attested; whatever happens inside, all of its processes end.
+def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, **orders: Any) -> Iterator[Server]:
+    """Own a server of one or several arms: started, ready, attested; whatever happens inside, all of its processes end.
 
-    Raises: ServerFailed when it dies, is not ready within the profile's deadline, or somebody else answers on its port. The message
+    Raises: BadInput for arms that one server cannot hold; ServerFailed when it dies, is not ready within the profile's deadline, or somebody else answers on its port. The message
         carries the log's first failure.
     """
-    launch = plan(profile, arm, port=int(flag(profile, "port", 0)) or free_port(), server=uuid.uuid4().hex[:12], **orders)
+    arms = (arms,) if isinstance(arms, Arm) else tuple(arms)
+    launch = plan(profile, arms, port=int(flag(profile, "port", 0)) or free_port(), server=uuid.uuid4().hex[:12], **orders)
     logfile.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     keeper = subprocess.Popen(
@@ -112,10 +139,9 @@ def serve(profile: Profile, arm: Arm, logfile: Path, **orders: Any) -> Iterator[
         said = client.server_info(_url(launch))["draft_tp"]
         if said.get("server") != launch.server:
             raise ServerFailed(f"another server answered on port {launch.port}: stop it, or free the port")
-        speculation = profile.speculation.of(arm)
-        unattested = attestation.faults(arm, said["attestation"], profile.tp, speculation.agreement,
-                                        profile.pair.draft if arm.speculates else None)
-        yield Server(launch, arm, time.monotonic() - begun, logfile, tuple(said["attestation"]), tuple(unattested))
+        unattested = [fault for arm in arms for fault in attestation.faults(
+            arm, said["attestation"], profile.tp, profile.speculation.of(arm).agreement, profile.pair.draft if arm.speculates else None)]
+        yield Server(launch, arms, time.monotonic() - begun, logfile, tuple(said["attestation"]), tuple(dict.fromkeys(unattested)))
     finally:
         _release(keeper, launch)
 
