@@ -1,4 +1,4 @@
-"""Is the ordered arm in force on every rank? Judged outside the server, from what each rank attested and from the draft's own config."""
+"""Is the ordered arm in force on every rank? Judged outside the server: from what each rank attested, the draft's own config, and counts."""
 from __future__ import annotations
 
 import json
@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.arms import Arm
+from workbench.profile import Speculation
+from workbench.runlog import Request
 
 
 def faults(arm: Arm, attestation: Sequence[Mapping], tp: int, agreement: str, draft: Path | None = None) -> list[str]:
@@ -19,19 +21,61 @@ def faults(arm: Arm, attestation: Sequence[Mapping], tp: int, agreement: str, dr
     found = []
     for entry in attestation:
         where = f"rank {entry['rank']}"
-        if entry.get("omitted") or entry.get("corrupt_rank") is not None:
+        if entry.get("omitted") or entry.get("corrupt_rank") is not None or entry.get("refusing_rank") is not None:
             found.append(f"{where} runs with a planted fault")
         placements = {p["arm"]: p for p in entry.get("placements", ())}
         if not arm.speculates:
             if placements:
                 found.append(f"{where} holds a draft under the arm none")
             continue
-        name = arm.configuration.name
-        if name not in placements:
-            found.append(f"{where} does not hold {name}")
+        if arm.name not in placements:
+            found.append(f"{where} does not hold {arm.name}")
             continue
-        found += [f"{where}: {problem}" for problem in _placement(arm, placements[name], entry, tp, agreement, draft)]
+        found += [f"{where}: {problem}" for problem in _placement(arm, placements[arm.name], entry, tp, agreement, draft)]
     return found + (_replicas(arm, attestation) if arm.speculates and not found else [])
+
+
+def not_in_force(arm: Arm, in_force: Sequence[Mapping], tp: int, asked: Speculation) -> list[str]:
+    """Why the arm is not the one in force on every rank, one sentence each; empty when it is.
+
+    in_force: one entry a rank, read from the worker that runs (workbench/engine/control.py). asked: what the arm is served with.
+    """
+    if len(in_force) != tp:
+        return [f"{len(in_force)} of {tp} ranks said which arm is in force"]
+    size, found = arm.group or tp, []
+    for rank, said in enumerate(in_force):
+        first = rank // size * size
+        expected = {"arm": arm.name, "steps": asked.steps, "draft_tokens": asked.draft_tokens, "topk": asked.topk,
+                    "group_ranks": list(range(first, first + size))} if arm.speculates else {"arm": "none"}
+        found += [f"rank {rank} runs with {key} {said.get(key)} where {value} was ordered" for key, value in expected.items()
+                  if said.get(key) != value]
+        if arm.placement == "own" and said.get("agreement") != asked.agreement:
+            found.append(f"rank {rank} runs with agreement {said.get('agreement')} where {asked.agreement} was ordered")
+    return found
+
+
+def miscounted(arm: Arm, asked: Speculation, requests: Sequence[Request], rounds: Mapping[str, int], verified: Mapping[str, int]) -> list[str]:
+    """Why a block's counts are not those of the arm: tokens alone cannot tell, since verification repairs every draft.
+
+    rounds: of the server by stage; verified: its verify rounds by the number of draft tokens of a request, both over the block.
+    """
+    if not arm.speculates:
+        return ["drafts were verified under the arm none"] if rounds.get("verify") else []
+    found = []
+    if widths := sorted(width for width in verified if int(width) != asked.draft_tokens):
+        found.append(f"{', '.join(widths)} draft tokens were verified at once where {asked.draft_tokens} were ordered")
+    if rounds.get("draft", 0) != (rounds.get("verify", 0) if asked.steps else 0):
+        found.append(f"{rounds.get('draft', 0)} rounds drafted and {rounds.get('verify', 0)} verified")
+    known = [r for r in requests if r.error is None and r.verify_ct is not None]
+    for r in known:
+        if r.proposed != r.verify_ct * (asked.draft_tokens - 1):
+            found.append(f"request {r.prompt} counts {r.proposed} proposed drafts in {r.verify_ct} rounds of {asked.draft_tokens - 1}")
+        if r.histogram and (sum(r.histogram) != r.verify_ct or len(r.histogram) > asked.steps + 1):
+            found.append(f"request {r.prompt} counts {sum(r.histogram)} rounds up to {len(r.histogram) - 1} correct drafts, and verified "
+                         f"{r.verify_ct} of {asked.steps} steps")
+    if known and rounds.get("verify", 0) < max(r.verify_ct for r in known):
+        found.append(f"the server verified {rounds.get('verify', 0)} rounds, fewer than one request alone")
+    return found
 
 
 def _placement(arm: Arm, placed: Mapping, entry: Mapping, tp: int, agreement: str, draft: Path | None) -> list[str]:
@@ -43,8 +87,8 @@ def _placement(arm: Arm, placed: Mapping, entry: Mapping, tp: int, agreement: st
         found.append(f"the draft is {'' if placed['separated'] else 'not '}separated")
     if placed["group_ranks"] != expected:
         found.append(f"the draft's group is ranks {placed['group_ranks']} where {expected} were ordered")
-    if arm.placement == "own" and entry["agreement"] != agreement:
-        found.append(f"agreement is {entry['agreement']} where {agreement} was ordered")
+    if arm.placement == "own" and placed["agreement"] != agreement:
+        found.append(f"agreement is {placed['agreement']} where {agreement} was ordered")
     if draft is not None:
         config = json.loads((draft / "config.json").read_text())
         heads, kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
@@ -62,6 +106,6 @@ def _replicas(arm: Arm, attestation: Sequence[Mapping]) -> list[str]:
     """Ranks at the same place of their groups must hold equal weights (field report F20: ranks that decided apart)."""
     digests: dict[int, set[str]] = {}
     for entry in attestation:
-        placed = next(p for p in entry["placements"] if p["arm"] == arm.configuration.name)
+        placed = next(p for p in entry["placements"] if p["arm"] == arm.name)
         digests.setdefault(placed["group_ranks"].index(entry["rank"]), set()).add(placed["weights"])
     return [f"replicas of the draft's shard {place} differ in their weights" for place, seen in digests.items() if len(seen) > 1]

@@ -93,3 +93,26 @@ def server_info(url: str, timeout_s: float = 30) -> dict[str, Any]:
         raise ServerFailed(f"the server does not answer /server_info ({type(error).__name__})") from None
     state = (info.get("internal_states") or [{}])[0]
     return {**info, "draft_tp": state.get("draft_tp", {}), "internal_states": None}
+
+
+async def _post(url: str, path: str, body: Mapping[str, Any], timeout_s: float) -> tuple[int, Any]:
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with aiohttp.ClientSession(timeout=timeout) as session, session.post(url + path, json=body) as response:
+        return response.status, await response.json(content_type=None)
+
+
+def switch(url: str, arm: str, timeout_s: float) -> dict[str, Any]:
+    """Put an arm that the server holds in force; returns the server's own account of it ("draft_tp", as in ``server_info``).
+
+    timeout_s: how long to wait for requests in work to end; they are served to their end by the arm they began under. Nothing else should
+    send requests meanwhile: what comes in between keeps the server busy. 0 is not to wait.
+    Raises: ServerFailed with the reason when the server refuses, and then the arm in force is the old one on every rank; or when it does
+        not answer.
+    """
+    try:
+        status, said = _run(_post(url, "/draft_tp/arm", {"arm": arm, "timeout": timeout_s}, timeout_s + 30))
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError, json.JSONDecodeError) as error:
+        raise ServerFailed(f"the server does not answer a switch to {arm} ({type(error).__name__})") from None
+    if status != 200:
+        raise ServerFailed(f"the server did not switch to {arm}: {said.get('refused') or said if isinstance(said, dict) else said}")
+    return said["draft_tp"]

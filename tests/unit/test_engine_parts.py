@@ -1,19 +1,27 @@
 """The engine's parts that need no server: orders, groups, agreement, counting."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from workbench.engine import agreement, placement
 from workbench.engine.counting import Counters
 from workbench.engine.hooks import Refused
-from workbench.engine.orders import Orders, Placement
+from workbench.engine.orders import Draft, Orders, Placement
 
 
 def test_orders_survive_the_environment():
-    orders = Orders("id", (Placement("own-2", 2), Placement("shared")), "check", True, ("embedding",), 1)
-    assert Orders.from_json(orders.to_json()) == orders and orders.separates
-    assert not Orders(arms=(Placement("shared"),)).separates
+    orders = Orders("id", (Placement("own-2", 2, steps=2, draft_tokens=3, agreement="check"), Placement("shared#2", number=2)), cpu=True,
+                    overlap=True, omit=("embedding",), corrupt_rank=1, refusing_rank=0)
+    assert Orders.from_json(orders.to_json()) == orders and orders.separates and orders.hot
+    assert not Orders(arms=(Placement("shared"),)).separates and not Orders(arms=(Placement("shared"),)).hot
     with pytest.raises(ValueError, match="unknown orders"):
         Orders.from_json('{"agreemnt": "off"}')
+
+
+def test_arms_share_a_draft_where_group_and_number_are_equal():
+    arms = Placement("shared"), Placement("own-1", 1), Placement("own-1+steps=2", 1, steps=2), Placement("shared#2", number=2), Placement("own-2", 2)
+    assert Orders(arms=arms).drafts == (Draft(), Draft(1), Draft(None, 2), Draft(2))
 
 
 @pytest.mark.parametrize(("size", "groups"), [(1, [[0], [1], [2], [3]]), (2, [[0, 1], [2, 3]]), (4, [[0, 1, 2, 3]])])
@@ -91,7 +99,15 @@ def test_collectives_are_counted_once_by_stage_and_not_for_a_group_of_one():
     said = counters.read()
     assert said["rounds"] == {"draft": 1}
     assert said["collectives"] == {"draft": {"all_reduce": 1, "all_gather": 1, "broadcast": 1}, "other": {"all_reduce": 1}}
-    assert set(said["seconds"]) == {"draft"}
+    assert set(said["seconds"]) == {"draft"} and said["verified"] == {}
+
+
+def test_verify_rounds_are_counted_by_their_width():
+    counters = Counters()
+    for width in (4, 4, 3):
+        batch = SimpleNamespace(spec_info=SimpleNamespace(draft_token_num=width))
+        assert counters.verify(False, lambda worker, batch: batch, "worker", batch) is batch
+    assert counters.read()["verified"] == {"4": 2, "3": 1} and counters.read()["rounds"] == {"verify": 3}
 
 
 def test_a_stage_that_fails_does_not_swallow_the_next():

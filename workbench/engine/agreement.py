@@ -14,7 +14,7 @@ class RanksDisagreed(RuntimeError):
 
 def hooks(orders: Orders) -> list[Hook]:
     """One hook on the tail of draft() (eagle_worker_common.py:377), where each rank still holds its own tree."""
-    if not orders.separates or (orders.agreement == "off" and orders.corrupt_rank is None):
+    if not orders.separates or (orders.corrupt_rank is None and all(arm.agreement == "off" for arm in orders.arms)):
         return []
 
     def agree(original, batch, draft_input, parent_list, top_scores_index, draft_tokens, draft_probs, **keywords):
@@ -23,9 +23,10 @@ def hooks(orders: Orders) -> list[Hook]:
             group = placement.target_group()
             if group.rank_in_group == orders.corrupt_rank:
                 tree = (*tree[:2], draft_tokens.roll(1, -1) + 1)
-            if orders.agreement == "broadcast":
+            asked = placement.in_force().agreement
+            if asked == "broadcast":
                 tree = broadcast(tree, group, chain=keywords["topk"] == 1)
-            elif orders.agreement == "check":
+            elif asked == "check":
                 check(tree, group)
         return original(batch, draft_input, *tree, draft_probs, **keywords)
 

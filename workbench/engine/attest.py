@@ -6,6 +6,7 @@ import hashlib
 import torch
 
 from workbench.engine import placement
+from workbench.engine.control import Control
 from workbench.engine.counting import Counters
 from workbench.engine.hooks import SGLANG, Hook, Refused
 from workbench.engine.orders import Orders
@@ -13,17 +14,18 @@ from workbench.engine.orders import Orders
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController."
 
 
-def hooks(orders: Orders, counters: Counters, installed: list[str]) -> list[Hook]:
-    """Attest at the end of a scheduler's construction; add it and the counts to every /server_info."""
+def hooks(orders: Orders, counters: Counters, control: Control, installed: list[str]) -> list[Hook]:
+    """Attest at the end of a scheduler's construction; add it, the arm in force and the counts to every /server_info."""
     gathered: list[dict] = []
 
     def attest(_, scheduler):
-        mine = {"sglang": SGLANG, "hooks": sorted(installed), "agreement": orders.agreement, "omitted": list(orders.omit),
-                "corrupt_rank": orders.corrupt_rank, "cpu_engine": orders.cpu, **_rank(scheduler, orders)}
+        mine = {"sglang": SGLANG, "hooks": sorted(installed), "omitted": list(orders.omit), "corrupt_rank": orders.corrupt_rank,
+                "refusing_rank": orders.refusing_rank, "cpu_engine": orders.cpu, **_rank(scheduler, orders)}
         gathered[:] = placement.target_group().all_gather_object(mine)
+        control.gather(scheduler)
 
     def report(_, controller, state):
-        state["draft_tp"] = {"server": orders.server, "attestation": gathered, "counts": counters.read()}
+        state["draft_tp"] = {"server": orders.server, **control.read(), "attestation": gathered, "counts": counters.read()}
 
     return [Hook("sglang.srt.managers.scheduler.Scheduler.init_model_worker", attest, ("self",), "after"),
             # Called for every algorithm, none included (internal_state.py:51).
@@ -34,12 +36,15 @@ def _rank(scheduler, orders: Orders) -> dict:
     target = placement.target_group()
     mine = {"rank": target.rank_in_group, "target_ranks": list(target.ranks), "placements": []}
     if scheduler.draft_worker is not None:
-        mine["placements"] = [_draft(scheduler.draft_worker._draft_worker, orders.arms[0].arm, orders)]
+        held = scheduler.draft_worker.drafts if orders.hot else {orders.arms[0].draft: scheduler.draft_worker._draft_worker}
+        facts = {draft: _draft(worker, next(p.arm for p in orders.arms if p.draft == draft)) for draft, worker in held.items()}
+        mine["placements"] = [{"arm": placed.arm, "number": placed.number, "agreement": placed.agreement, **facts[placed.draft]}
+                              for placed in orders.arms]
     return mine
 
 
-def _draft(worker, arm: str, orders: Orders) -> dict:
-    """The facts of one draft on this rank, taken from what was built, not from what was ordered.
+def _draft(worker, arm: str) -> dict:
+    """The facts of one draft on this rank, taken from what was built, not from what was ordered. arm: who it is for.
 
     Raises: Refused when a shape shows that a part was built for another group.
     """
@@ -52,7 +57,6 @@ def _draft(worker, arm: str, orders: Orders) -> dict:
     with draft_tp_context(worker.parallel_layout):
         heads = config.get_num_kv_heads(group.world_size)
     facts = {
-        "arm": arm,
         "separated": placement.own_group(worker) is not None,
         "group": group.unique_name,
         "group_ranks": list(group.ranks),

@@ -41,15 +41,16 @@ class Counters:
         self.rounds: Counter[str] = Counter()
         self.collectives: Counter[tuple[str, str]] = Counter()
         self.seconds: Counter[str] = Counter()
+        self.verified: Counter[str] = Counter()      # verify rounds by the number of draft tokens a request had in them
         self.stage: str | None = None
         self._inside = False
 
     def read(self) -> dict:
-        """{"rounds": {stage: n}, "collectives": {stage: {kind: n}}, "seconds": {stage: s}}"""
+        """{"rounds": {stage: n}, "collectives": {stage: {kind: n}}, "seconds": {stage: s}, "verified": {draft tokens: rounds}}"""
         collectives: dict[str, dict[str, int]] = {}
         for (stage, kind), count in sorted(self.collectives.items()):
             collectives.setdefault(stage, {})[kind] = count
-        return {"rounds": dict(self.rounds), "collectives": collectives, "seconds": dict(self.seconds)}
+        return {"rounds": dict(self.rounds), "collectives": collectives, "seconds": dict(self.seconds), "verified": dict(self.verified)}
 
     def count(self, kind: str, original, group, *args, **kwargs):
         """A collective of more than one rank, counted once under the current stage."""
@@ -75,6 +76,11 @@ class Counters:
             if timed:
                 self.seconds[stage] += time.perf_counter() - begun
 
+    def verify(self, timed: bool, original, worker, batch, *args, **kwargs):
+        """One verify round, by what it was given to verify: that is how deep the arm in force really drafts."""
+        self.verified[str(batch.spec_info.draft_token_num)] += 1
+        return self.bracket("verify", timed, original, worker, batch, *args, **kwargs)
+
     def target(self, timed: bool, original, worker, batch, *args, **kwargs):
         """The target's own forward outside of verify: prefill, or a decode step where nothing speculates."""
         prefill = batch is None or batch.forward_mode.is_extend()
@@ -86,7 +92,8 @@ def hooks(orders: Orders, counters: Counters) -> list[Hook]:
     found = [Hook(_GROUP + name, _bind(counters.count, name), parameters) for name, parameters in _COLLECTIVES.items()]
     found.append(Hook(_TARGET[0], _bind(counters.target, timed), _TARGET[1]))
     if orders.arms:
-        found += [Hook(target, _bind(counters.bracket, stage, timed), parameters) for stage, (target, parameters) in _STAGES.items()]
+        found += [Hook(target, _bind(counters.verify, timed) if stage == "verify" else _bind(counters.bracket, stage, timed), parameters)
+                  for stage, (target, parameters) in _STAGES.items()]
     return found
 
 

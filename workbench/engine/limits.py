@@ -6,8 +6,8 @@ from collections.abc import Callable
 from workbench.engine.hooks import Hook, Refused
 from workbench.engine.orders import Orders
 
-# Field of SGLang's ServerArgs, a test of its raw value, what to do. Each was not shown to work with a separated draft (or, for adaptive,
-# shown not to: eagle_worker_v2.py:1387 captures the target's verify graph inside the draft's scope).
+# Field of SGLang's ServerArgs, a test of its raw value, what to do. Each was not shown to work with a separated draft or with several in
+# one server (or, for adaptive, shown not to: eagle_worker_v2.py:1387 captures the target's verify graph inside the draft's scope).
 UNSUPPORTED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("pp_size", lambda v: v and v > 1, "pipeline parallelism: leave --pp-size at 1"),
     ("attn_cp_size", lambda v: v and v > 1, "context parallelism: leave --attn-cp-size at 1"),
@@ -21,27 +21,36 @@ UNSUPPORTED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("lora_paths", bool, "LoRA: the copied embedding would miss an adapter's"),
     ("enable_hierarchical_cache", bool, "the hierarchical cache: leave it out"),
 )
+UNSUPPORTED_HOT = (
+    ("tokenizer_worker_num", lambda v: v and v > 1, "several tokenizer workers, which would not all learn of a switch: leave them at 1"),
+    ("enable_multi_layer_eagle", bool, "--enable-multi-layer-eagle, whose worker holds one draft: serve the arms one by one"),
+)
 
 
 def argument_hooks(orders: Orders) -> list[Hook]:
-    """Check a separated draft's server arguments where the launcher has read them."""
-    return [Hook("sglang.srt.server_args.prepare_server_args", _check_arguments, ("argv",), "after")] if orders.separates else []
+    """Check the server arguments of a separated draft, or of several drafts, where the launcher has read them."""
+    def check(arguments, argv) -> None:
+        words = "several arms in one server are" if orders.hot else "a draft on its own group is"
+        for field, unsupported, why in UNSUPPORTED + (UNSUPPORTED_HOT if orders.hot else ()):
+            if not hasattr(arguments, field):
+                raise SystemExit(f"draft-tp: ServerArgs has no {field} to check: install SGLang as published")
+            if unsupported(getattr(arguments, field)):
+                raise SystemExit(f"draft-tp: {words} not to be combined with {why}.")
+        from sglang.srt.environ import envs
+
+        # It would resize the pool of the draft in force alone (scheduler.py:1174).
+        if orders.hot and envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get():
+            raise SystemExit(f"draft-tp: {words} not to be combined with SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: leave it out.")
+
+    return [Hook("sglang.srt.server_args.prepare_server_args", check, ("argv",), "after")] if orders.separates or orders.hot else []
 
 
 def hooks(orders: Orders) -> list[Hook]:
-    """Refuse weight updates in the schedulers of a separated draft."""
+    """Refuse weight updates in the schedulers of a separated draft, or of several."""
     target = "sglang.srt.speculative.base_spec_worker.BaseSpecWorker.weight_update_runners"
-    return [Hook(target, _no_updates, ("self",))] if orders.separates else []
-
-
-def _check_arguments(arguments, argv) -> None:
-    for field, unsupported, words in UNSUPPORTED:
-        if not hasattr(arguments, field):
-            raise SystemExit(f"draft-tp: ServerArgs has no {field} to check: install SGLang as published")
-        if unsupported(getattr(arguments, field)):
-            raise SystemExit(f"draft-tp: a draft on its own group is not to be combined with {words}.")
+    return [Hook(target, _no_updates, ("self",))] if orders.separates or orders.hot else []
 
 
 def _no_updates(original, self):
-    # The draft's copy of the embedding would keep the old rows.
-    raise Refused("weights cannot be updated under a draft on its own group, whose embedding is a copy: restart the server")
+    # The draft's copy of the embedding would keep the old rows, and of several drafts one alone would be updated.
+    raise Refused("weights cannot be updated under a draft on its own group, whose embedding is a copy, nor under several: restart the server")

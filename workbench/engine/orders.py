@@ -9,11 +9,34 @@ VARIABLE = "DRAFT_TP_ORDERS"
 
 
 @dataclass(frozen=True)
+class Draft:
+    """One draft in memory: on the target's TP group (``group`` None) or on groups of ``group`` consecutive ranks; equal ones by number."""
+
+    group: int | None = None
+    number: int = 1
+
+
+@dataclass(frozen=True)
 class Placement:
-    """Where one arm's draft runs: on the target's TP group (``group`` None) or on groups of ``group`` consecutive ranks."""
+    """What one arm asks of its draft.
+
+    group: ranks of one draft group, None for the target's TP group. number: tells apart drafts of one size that are held twice, for a
+        control; arms of equal group and number share their draft's weights and KV pool.
+    steps, draft_tokens: of the chain or tree; None where the server's own flags say it.
+    agreement: ``broadcast`` (rank 0's tree is verified everywhere), ``check`` (compare, stop on a difference) or ``off``; only a draft on
+        groups of its own needs any.
+    """
 
     arm: str
     group: int | None = None
+    number: int = 1
+    steps: int | None = None
+    draft_tokens: int | None = None
+    agreement: str = "broadcast"
+
+    @property
+    def draft(self) -> Draft:
+        return Draft(self.group, self.number)
 
 
 @dataclass(frozen=True)
@@ -22,22 +45,33 @@ class Orders:
 
     server: the identity it reports, so that a client knows whose answer it reads.
     arms: the placements this server holds, the first in force at start; empty for a server without a draft.
-    agreement: ``broadcast`` (rank 0's tree is verified everywhere), ``check`` (compare, stop on a difference) or ``off``.
-    cpu: serve on the CPU engine.
-    omit, corrupt_rank: faults for negative controls only: a place of the patch left out ("kv_pool", "embedding", "kv_budget"),
-        a rank whose draft tokens are shifted. A server with a fault attests it, and the workbench takes no result from it.
+    cpu: serve on the CPU engine. overlap: with the overlapping scheduler loop there, which SGLang turns off on a CPU; for tests of it.
+    omit, corrupt_rank, refusing_rank: faults for negative controls only: a place of the patch left out ("kv_pool", "embedding", "kv_budget";
+        of a server of several arms "forced_state", "target_scope"), a rank whose draft tokens are shifted, a rank that refuses every switch.
+        A server with a fault attests it, and the workbench takes no result from it.
     """
 
     server: str = ""
     arms: tuple[Placement, ...] = ()
-    agreement: str = "broadcast"
     cpu: bool = False
+    overlap: bool = False
     omit: tuple[str, ...] = ()
     corrupt_rank: int | None = None
+    refusing_rank: int | None = None
 
     @property
     def separates(self) -> bool:
         return any(placement.group for placement in self.arms)
+
+    @property
+    def drafts(self) -> tuple[Draft, ...]:
+        """The drafts in memory, that of the first arm first."""
+        return tuple(dict.fromkeys(placement.draft for placement in self.arms))
+
+    @property
+    def hot(self) -> bool:
+        """Whether the server switches between arms."""
+        return len(self.arms) > 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from workbench.engine.hooks import Hook, Refused
-from workbench.engine.orders import Orders
+from workbench.engine.orders import Draft, Orders, Placement
 
 log = logging.getLogger(__name__)
 _EAGLE = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker."
@@ -20,6 +20,7 @@ class _State:
 
     orders: Orders
     building: int | None = None          # group size of the draft under construction
+    in_force: Placement | None = None    # whose draft the next batch runs on
     target: object = None                # GroupCoordinator of the target's TP group
     groups: dict | None = None           # group size -> GroupCoordinator
 
@@ -28,11 +29,10 @@ _state: _State | None = None
 
 
 def hooks(orders: Orders) -> list[Hook]:
-    """The patch's hooks for these orders; none where no arm separates its draft."""
+    """The patch's hooks for these orders; of a server of several arms that separates no draft, the KV budget's alone."""
     global _state
-    _state = _State(orders, orders.arms[0].group if orders.arms else None, groups={})
-    if not orders.separates:
-        return []
+    first = orders.arms[0] if orders.arms else None
+    _state = _State(orders, first and first.group, first, groups={})
     places = {
         "layout": Hook("sglang.srt.speculative.draft_parallel.resolve_draft_parallel_layout", _layout, ("model_spec", "collapse_cp")),
         "kv_pool": Hook(_EAGLE + "alloc_memory_pool", _pool_in_scope,
@@ -40,10 +40,27 @@ def hooks(orders: Orders) -> list[Hook]:
         "embedding": Hook(_EAGLE + "_resolve_shared_embed_and_head", _whole_embedding, ("self",)),
         "kv_budget": Hook(_POOL + "DefaultPoolConfigurator.__init__", _default_budget, ("self", "kvc"), "after"),
     }
-    chosen = [hook for place, hook in places.items() if place not in orders.omit]
-    if "kv_budget" not in orders.omit:
-        chosen.append(Hook(_POOL + "HybridSWAPoolConfigurator.__init__", _hybrid_budget, ("self", "kvc"), "after"))
-    return chosen
+    places["kv_budget_hybrid"] = Hook(_POOL + "HybridSWAPoolConfigurator.__init__", _hybrid_budget, ("self", "kvc"), "after")
+    wanted = places if orders.separates else [place for place in places if orders.hot and place.startswith("kv_budget")]
+    return [places[place] for place in wanted if place.removesuffix("_hybrid") not in orders.omit]
+
+
+def orders() -> Orders:
+    return _state.orders
+
+
+def in_force() -> Placement:
+    """The placement of the arm that the next batch runs on."""
+    return _state.in_force
+
+
+def put_in_force(placed: Placement) -> None:
+    _state.in_force = placed
+
+
+def build(draft: Draft) -> None:
+    """The next draft that is constructed gets this one's group."""
+    _state.building = draft.group
 
 
 def own_group(worker) -> object | None:
@@ -168,29 +185,28 @@ def draft_bytes_per_token(kvc, size: int | None) -> int:
     return int(layers or 0) * width * torch._utils._element_size(kvc.kv_cache_dtype)
 
 
-def _separated(kvc) -> bool:
-    layout = kvc.draft_parallel_layout
-    return not kvc.is_draft_worker and layout is not None and layout.tp_group in _state.groups.values()
+def _all_drafts(kvc) -> int:
+    """Bytes a token of every draft pool that this rank is to hold, each at its own group's head count."""
+    return sum(draft_bytes_per_token(kvc, draft.group) for draft in _state.orders.drafts)
 
 
 def _default_budget(_, self, kvc):
-    """pool_configurator.py:225 prices a draft layer like a target layer of this rank; set the draft's real price instead."""
-    layers = kvc.spec_aux_config.eagle_draft_num_layers if not kvc.is_draft_worker else None
-    if not layers or not _separated(kvc):
+    """pool_configurator.py:225 prices one draft, each layer like a target layer of this rank; set the drafts' real price instead."""
+    if kvc.is_draft_worker or not kvc.spec_aux_config.eagle_draft_num_layers:
         return
     target = self._compute_cell_size(kvc, kvc.layer_info.num_effective_layers)
-    real = target + draft_bytes_per_token(kvc, kvc.draft_parallel_layout.attn_tp_size)
-    log.info("KV budget: %d bytes a token by SGLang, %d with the draft's own heads", self._cell_size, real)
+    real = target + _all_drafts(kvc)
+    log.info("KV budget: %d bytes a token by SGLang, %d with each draft's own heads", self._cell_size, real)
     self._cell_size = real
 
 
 def _hybrid_budget(_, self, kvc):
     """pool_configurator.py:736 likewise; here the draft is priced at the target's full-attention layers."""
-    if not _separated(kvc) or self._fused_full_entry is not None:
+    if kvc.is_draft_worker or self._fused_full_entry is not None:
         return
     priced = self._full_per_token * self._draft_full_layers_num + self._swa_per_token * (
         self._draft_swa_layers_num + self._draft_swa_full_layers_num)
-    self._draft_cell_size += draft_bytes_per_token(kvc, kvc.draft_parallel_layout.attn_tp_size) - priced
+    self._draft_cell_size += _all_drafts(kvc) - priced
     self._recompute_cell_size()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 
-from workbench.engine import agreement, attest, counting, limits, placement
+from workbench.engine import agreement, attest, control, counting, limits, placement
 from workbench.engine.hooks import Hook, Refused, install
 from workbench.engine.orders import Orders
 
@@ -25,12 +25,12 @@ def register(role: str | None = None) -> None:
             return
         hooks = _argument_hooks(orders)
         if (role or _role()) == "launcher":
-            hooks += limits.argument_hooks(orders)
+            hooks += limits.argument_hooks(orders) + control.route_hooks(orders)
         installed: list[str] = []
         if (role or _role()) == "scheduler":
-            counters = counting.Counters()
+            counters, switch = counting.Counters(), control.Control(orders)
             hooks += limits.hooks(orders) + placement.hooks(orders) + agreement.hooks(orders) + counting.hooks(orders, counters)
-            hooks += attest.hooks(orders, counters, installed) + (_cpu_hooks() if orders.cpu else [])
+            hooks += control.hooks(orders, switch) + attest.hooks(orders, counters, switch, installed) + (_cpu_hooks() if orders.cpu else [])
         installed += install(hooks)
     except Refused as refusal:
         raise SystemExit(f"draft-tp: {refusal}") from None
