@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench import attestation, client, logs
+from workbench import attestation, client, logs, plans
 from workbench.arms import Arm
 from workbench.engine.cpu.paths import python_path
 from workbench.engine.orders import VARIABLE, Orders, Placement
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 # The CPU engine: SGLang's CPU path with its EAGLE-capable back end, fp32 so that tokens are identical.
 CPU_FLAGS = {"device": "cpu", "attention-backend": "intel_amx", "dtype": "float32", "disable-cuda-graph": True,
              "sleep-on-idle": True}         # a rank that polls for work takes the core that the client and the other ranks need
-CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+# One thread a rank: nothing binds ranks to cores without the compiled kernels, and two pools of threads that spin on two cores cost tenfold.
+CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -62,28 +63,15 @@ class Server:
         return f"http://127.0.0.1:{self.launch.port}"
 
 
-def companions(profile: Profile, arm: Arm, others: Iterable[Arm]) -> tuple[Arm, ...]:
-    """The arm and those of the others that one server can serve with it, in their own order.
-
-    Arms without a draft are one plain server, since even drafts of 0 steps verify; drafts can be held together where they share topk.
-    """
-    def kind(arm: Arm) -> int:
-        return profile.speculation.of(arm).topk if arm.speculates else 0
-
-    found = tuple(dict.fromkeys(other for other in others if kind(other) == kind(arm)))
-    return found if arm in found else (arm, *found)
-
-
 def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str, **orders: Any) -> Launch:
     """How one or several arms are served under the profile. orders: faults for negative controls (engine/orders.py).
 
     Raises: BadInput for arms that one server cannot hold together.
     """
     arms = (arms,) if isinstance(arms, Arm) else tuple(arms)
-    apart = [arm.name for arm in arms if arm not in companions(profile, arms[0], arms)]
-    if apart:
-        raise BadInput("arms", f"{arms[0].name} and {', '.join(apart)} cannot be held by one server, which runs either without a draft or "
-                       "with one topk, by which SGLang sizes its buffers", "serve them one by one")
+    if len(apart := plans.together(profile, arms)) > 1:
+        raise BadInput("arms", f"{apart[0][0].name} and {apart[1][0].name} cannot be held by one server, which runs either without a draft "
+                       "or with one topk, by which SGLang sizes its buffers", "serve them one by one")
     held = {arm: profile.speculation.of(arm) for arm in arms if arm.speculates}
     flags: dict[str, Any] = {"model-path": profile.pair.target, "host": "127.0.0.1", "port": port, "tp": profile.tp}
     if profile.engine == "cpu":
