@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workbench import client, logs, preflight, provenance, runlog, verdict
+from workbench import attestation, client, logs, plans, preflight, provenance, runlog, verdict
 from workbench import server as servers
 from workbench.arms import Arm
 from workbench.errors import BadInput, ServerFailed
@@ -73,7 +73,7 @@ class Lab:
         preflight.refuse(preflight.check(self.profile, [Arm.parse(name) for name in names]))
         done = {(r.experiment, r.block) for r in self.records if isinstance(r, Block)}
         left = [(index, task) for index, task in enumerate(tasks) if (task.planned.experiment, index) not in done]
-        with RunLog(self.folder / "runs.jsonl") as file, _Bench(self, file) as bench:
+        with RunLog(self.folder / "runs.jsonl") as file, _Bench(self, file, tasks) as bench:
             for number, (index, task) in enumerate(left, 1):
                 log.info("%s: block %d of %d on %s", task.planned.experiment, number, len(left), task.planned.arm)
                 try:
@@ -115,13 +115,18 @@ def _narrate() -> None:
 
 
 class _Bench:
-    """The server in use: kept from block to block while it serves the next one's arm in the same start group, else replaced."""
+    """The server in use: kept from block to block while it holds the next one's arm in the same start group, else replaced."""
 
-    def __init__(self, lab: Lab, file: RunLog):
+    def __init__(self, lab: Lab, file: RunLog, tasks: Sequence[Task]):
         self.lab, self.file = lab, file
         self.start = max((r.start for r in lab.records if isinstance(r, Start)), default=-1)
+        # Of all tasks, not of those that are left: a resumed run serves what the first one did.
+        self.planned: dict[tuple, list[Arm]] = {}
+        for task in tasks:
+            self.planned.setdefault(_group(task), []).append(Arm.parse(task.planned.arm))
         self.group: tuple | None = None
         self.server: Server | None = None
+        self.log: Path | None = None
         self.stack = ExitStack()
 
     def __enter__(self) -> _Bench:
@@ -131,58 +136,73 @@ class _Bench:
         self.stack.__exit__(*error)
 
     def run(self, index: int, task: Task) -> None:
-        planned, arm = task.planned, Arm.parse(task.planned.arm)
-        group = planned.experiment, planned.start_group, arm.configuration
-        if group != self.group:
-            self._restart(group, arm, planned.experiment)
-        before = client.server_info(self.server.url)["draft_tp"]["counts"]
+        planned, arm, profile = task.planned, Arm.parse(task.planned.arm), self.lab.profile
+        before, asked = self._reach(task, arm)["counts"], profile.speculation.of(arm)
         begun, at = time.perf_counter(), _now()
         requests = client.send(self.server.url, [self.lab.prompts[i] for i in planned.prompts], concurrency=task.concurrency,
-                               max_new_tokens=task.max_new_tokens, deadline_s=self.lab.profile.server.token_within_s)
+                               max_new_tokens=task.max_new_tokens, deadline_s=profile.server.token_within_s)
         seconds = time.perf_counter() - begun
         said = client.server_info(self.server.url)["draft_tp"]
         rounds, collectives, spent = _difference(said["counts"], before)
+        faults = [*self.server.unattested, *attestation.not_in_force(arm, said["in_force"], profile.tp, asked),
+                  *attestation.miscounted(arm, asked, requests, rounds, _less(said["counts"]["verified"], before["verified"]))]
+        if faults:
+            log.warning("block %d of %s is not attested: %s", index, arm.name, "; ".join(faults))
         self.file.append(Block(
             block=index, experiment=planned.experiment, role=planned.role, arm=planned.arm, start=self.start, pair=planned.pair,
             position=planned.position, seed=planned.seed, concurrency=task.concurrency, time=at, seconds=seconds, server=said["server"],
-            arm_in_force=arm.configuration.name if not self.server.unattested else None, attested=not self.server.unattested,
-            prompts_from="random" if self.lab.profile.workload.prompts == "random" else "heldout", requests=tuple(requests),
+            arm_in_force=said["arm"], attested=not faults,
+            prompts_from="random" if profile.workload.prompts == "random" else "heldout", requests=tuple(requests),
             rounds=rounds, collectives=collectives, stage_seconds=spent))
 
-    def _restart(self, group: tuple, arm: Arm, experiment: str) -> None:
+    def _reach(self, task: Task, arm: Arm) -> Mapping[str, Any]:
+        """The arm in force, by a switch where the server in use holds it and by a start where not; returns the server's own account."""
+        group = _group(task)
+        if group != self.group or arm not in self.server.arms:
+            held = next(arms for arms in plans.together(self.lab.profile, self.planned[group]) if arm in arms)
+            self._restart(group, held, task.planned.experiment)
+        said = client.server_info(self.server.url)["draft_tp"]
+        if said["arm"] == (arm.name if arm.speculates else "none"):
+            return said
+        return client.switch(self.server.url, arm.name, self.lab.profile.server.token_within_s)
+
+    def _restart(self, group: tuple, arms: tuple[Arm, ...], experiment: str) -> None:
         self.stack.close()
         self.group = None
         self.start += 1
-        logfile = self.lab.folder / "logs" / f"{self.start:03d}-{arm.configuration.name}.log"
-        self.server = self.stack.enter_context(servers.serve(self.lab.profile, arm, logfile))
+        names = tuple(arm.name for arm in arms)
+        self.log = self.lab.folder / "logs" / f"{self.start:03d}-{names[0]}{'-and-others' if names[1:] else ''}.log"
+        self.server = self.stack.enter_context(servers.serve(self.lab.profile, arms, self.log))
         command, environment = servers.describe(self.server.launch)
-        self.file.append(Start(start=self.start, experiment=experiment, arms=(arm.configuration.name,), time=_now(),
-                               seconds=self.server.seconds, command=command, environment=environment, server=self.server.launch.server,
-                               attestation=self.server.attestation))
+        self.file.append(Start(start=self.start, experiment=experiment, arms=names, time=_now(), seconds=self.server.seconds, command=command,
+                               environment=environment, server=self.server.launch.server, attestation=self.server.attestation))
         if self.server.unattested:
-            log.warning("%s is not attested: %s", arm.name, "; ".join(self.server.unattested))
-        log.info("%s is up after %.0f s", arm.name, self.server.seconds)
+            log.warning("%s: not attested: %s", ", ".join(names), "; ".join(self.server.unattested))
+        log.info("%s: up after %.0f s", ", ".join(names), self.server.seconds)
         self.group = group
 
     def failure(self, task: Task, failure: ServerFailed) -> Failure:
-        logfile = self.server.log if self.server is not None and self.group is not None else \
-            self.lab.folder / "logs" / f"{self.start:03d}-{Arm.parse(task.planned.arm).configuration.name}.log"
         text = str(failure)
-        first = logs.first_failure(logfile) or ""
+        first = logs.first_failure(self.log) or ""
         what = "disagreed" if "drafted another tree" in first else "hung" if "hung" in text else "start" if self.group is None else "block"
         reason = text.splitlines()[0] + (f" ({first.splitlines()[-1]})" if first and first not in text else "")
         return Failure(experiment=task.planned.experiment, arm=task.planned.arm, time=_now(), what=what, reason=logs.clean(reason),
-                       log_tail=logs.tail(logfile))
+                       log_tail=logs.tail(self.log))
+
+
+def _group(task: Task) -> tuple:
+    return task.planned.experiment, task.planned.start_group
 
 
 def _difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, dict[str, int]], dict[str, float]]:
     """The server's counts over a block: rounds by stage, collectives by stage and kind, seconds by stage."""
-    def less(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value - old.get(key, 0) for key, value in new.items() if value != old.get(key, 0)}
+    collectives = {stage: _less(kinds, before["collectives"].get(stage, {})) for stage, kinds in after["collectives"].items()}
+    return (_less(after["rounds"], before["rounds"]), {stage: kinds for stage, kinds in collectives.items() if kinds},
+            _less(after["seconds"], before["seconds"]))
 
-    collectives = {stage: less(kinds, before["collectives"].get(stage, {})) for stage, kinds in after["collectives"].items()}
-    return (less(after["rounds"], before["rounds"]), {stage: kinds for stage, kinds in collectives.items() if kinds},
-            less(after["seconds"], before["seconds"]))
+
+def _less(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value - old.get(key, 0) for key, value in new.items() if value != old.get(key, 0)}
 
 
 def _now() -> str:

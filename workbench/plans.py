@@ -1,6 +1,7 @@
 """What each notebook's experiment runs: blocks of the schedule, each with its concurrency and length. Pure."""
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -31,28 +32,50 @@ def baseline(profile: Profile, prompts: int) -> list[Task]:
 
 
 def draft_tp(profile: Profile, prompts: int) -> list[Task]:
-    """04_draft_tp: every arm of the profile and a control across alternating starts, and their answers compared token by token.
+    """04_draft_tp: every arm of the profile and a control, in alternating starts, and their answers compared token by token.
 
-    The comparison crosses restarts, so the start is its unit. Each arm's first start also answers the parity prompts, one by one and
-    several at once; further servers answer them as a tree and without agreement, to compare tokens and count collectives.
+    The speculating arms of a start share its server and are compared by pairs of blocks; none has starts of its own, so what it is
+    compared with crosses restarts. With ``plan.restart`` every arm has starts of its own. The first start that can hold an arm also answers
+    the parity prompts with it, one by one and several at once; so do trees and own-N without agreement, whose speed is not compared.
     """
-    sides = schedule.with_control(profile.plan.arms)
-    plan = schedule.by_starts("draft_tp", sides, profile.plan.starts, profile.plan.blocks_per_start, prompts,
-                              profile.workload.requests_per_block, WARMUP_REQUESTS, profile.plan.seed)
+    arms = [Arm.parse(name) for name in schedule.with_control(profile.plan.arms)]
+    sides = [[arm.name for arm in served] for served in servers(profile, arms)]
+    wanted = profile.plan.blocks_per_start
+    if not profile.plan.restart:
+        wanted = max(wanted, math.ceil(profile.plan.pairs / profile.plan.starts))
+    plan = schedule.by_starts("draft_tp", sides, profile.plan.starts, wanted, prompts, profile.workload.requests_per_block, WARMUP_REQUESTS,
+                              profile.plan.seed)
     checked = tuple(range(min(profile.plan.parity_prompts, prompts)))
+    asked = [arm for arm in profile.arms if not arm.replica] + variants(profile.arms)
     tasks: list[Task] = []
-    compared: set[str] = set()
-    for _, blocks in groupby(plan, key=lambda planned: planned.start_group):
+    for group, blocks in groupby(plan, key=lambda planned: planned.start_group):
         blocks = list(blocks)
         tasks += [_measured(profile, planned) for planned in blocks]
-        arm = Arm.parse(blocks[0].arm)
-        if not arm.replica and arm.name not in compared:
-            compared.add(arm.name)
-            tasks += _parity(profile, arm, checked, blocks[0].start_group)
-    group = plan[-1].start_group
-    for group, arm in enumerate(variants(profile.arms), group + 1):
-        tasks += _parity(profile, arm, checked, group)
+        held = [Arm.parse(planned.arm) for planned in blocks]
+        for arm in [arm for arm in asked if len(servers(profile, [*held, arm])) == 1]:
+            asked.remove(arm)
+            tasks += _parity(profile, arm, checked, group)
+    for group, served in enumerate(servers(profile, asked), group + 1):
+        for arm in served:
+            tasks += _parity(profile, arm, checked, group)
     return tasks
+
+
+def servers(profile: Profile, arms: Iterable[Arm]) -> list[tuple[Arm, ...]]:
+    """The arms by the servers of a plan: as few as can hold them, or one an arm with ``plan.restart``."""
+    return [(arm,) for arm in dict.fromkeys(arms)] if profile.plan.restart else together(profile, arms)
+
+
+def together(profile: Profile, arms: Iterable[Arm]) -> list[tuple[Arm, ...]]:
+    """The arms by the servers that can hold them at once, in their own order.
+
+    Arms without a draft are one plain server, since even a draft of 0 steps makes the target verify. Drafts share a server where they
+    share topk: SGLang keeps one topk for buffers that outlive a switch (managers/overlap_utils.py:373, speculative/eagle_worker_v2.py:1317).
+    """
+    kinds: dict[int, dict[Arm, None]] = {}
+    for arm in arms:
+        kinds.setdefault(profile.speculation.of(arm).topk if arm.speculates else 0, {})[arm] = None
+    return [tuple(kind) for kind in kinds.values()]
 
 
 def variants(arms: Iterable[Arm]) -> list[Arm]:

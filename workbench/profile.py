@@ -96,7 +96,8 @@ class Plan(Section):
     """Which arms are compared and how much is spent.
 
     pairs: pairs of blocks inside one server; starts: server starts a side where a comparison crosses restarts, each with
-    blocks_per_start blocks. parity_prompts, parity_tokens: how many answers of how many tokens are compared token by token.
+    blocks_per_start blocks of every arm or more. restart: an arm is reached by a server of its own, even where one server can hold
+    several and switch between them. parity_prompts, parity_tokens: how many answers of how many tokens are compared token by token.
     resolution: the difference to be resolved (0.02 is 2 %); the verdict says what it costs.
     """
 
@@ -104,6 +105,7 @@ class Plan(Section):
     pairs: int = Field(6, ge=1)
     starts: int = Field(3, ge=1)
     blocks_per_start: int = Field(2, ge=1)
+    restart: bool = False
     parity_prompts: int = Field(12, ge=1)
     parity_tokens: int = Field(32, ge=1)
     resolution: float | None = Field(None, gt=0, lt=1)

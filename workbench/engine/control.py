@@ -5,8 +5,6 @@ import asyncio
 import time
 from typing import Any
 
-from pydantic import BaseModel
-
 from workbench.engine import placement
 from workbench.engine.hooks import Hook, Refused
 from workbench.engine.orders import Orders
@@ -15,13 +13,6 @@ ROUTE = "/draft_tp/arm"
 _KEY = "draft_tp_arm"                 # its value is the arm's place in the orders: SGLang takes numbers only (io_struct.py:2350)
 _NOT_IDLE = "requests are in work"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController."
-
-
-class Wish(BaseModel):
-    """Body of POST /draft_tp/arm. timeout: seconds to wait for the server to be idle; 0 is not to wait."""
-
-    arm: str
-    timeout: float = 0
 
 
 class Control:
@@ -82,7 +73,11 @@ class Control:
     # ------------------------------------------------------------------ in the HTTP server's process
 
     def serve_route(self, *args, **kwargs):
-        """Before http_server.py:2841 runs the app: add the route."""
+        """Before http_server.py:2841 runs the app: add POST /draft_tp/arm.
+
+        Its body is {"arm": name, "timeout": seconds to wait for the server to be idle, 0 when left out}. It answers with
+        {"refused": reason or "", "draft_tp": the server's own account}: 200, 409 for a refusal, 400 for another body.
+        """
         from fastapi.responses import JSONResponse
         from sglang.srt.entrypoints import http_server
         from sglang.srt.runtime_context import get_context
@@ -111,18 +106,23 @@ class Control:
                 if not waited.success:
                     return f"{why} ({waited.message.rstrip('.')})"
 
-        async def switch(wish: Wish):
-            if wish.arm not in names:
-                why = f"the server holds {', '.join(names)}, not {wish.arm}"
+        async def switch(request):
+            try:
+                body = await request.json()
+                arm, timeout = str(body["arm"]), float(body.get("timeout", 0))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                return JSONResponse({"refused": 'the body is not {"arm": name, "timeout": seconds}'}, 400)
+            if arm not in names:
+                why = f"the server holds {', '.join(names)}, not {arm}"
             elif under_way.locked():
                 why = "another switch is under way"
             else:
                 async with under_way:
-                    why = await attempt(wish.arm, wish.timeout)
+                    why = await attempt(arm, timeout)
             return JSONResponse({"refused": why, "draft_tp": await state()}, 409 if why else 200)
 
         tell_tokenizer(self.orders.arms[0])
-        http_server.app.post(ROUTE)(switch)
+        http_server.app.add_route(ROUTE, switch, methods=["POST"])
 
 
 def hooks(orders: Orders, control: Control) -> list[Hook]:

@@ -1,0 +1,131 @@
+"""The measuring loop without SGLang: a fake server that says what a real one would, to see how arms are reached and what is attested."""
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from simulated_runs import profile
+
+from workbench import attestation, lab, plans
+from workbench.arms import Arm
+from workbench.errors import ServerFailed
+from workbench.plans import Task
+from workbench.runlog import Block, Failure, Request, Start
+from workbench.schedule import Planned
+
+TP = 2
+
+
+class Servers:
+    """Stands for SGLang, its servers and the client: one server at a time, whose arm in force is ``arm``."""
+
+    def __init__(self, monkeypatch, said=None, counts=None):
+        self.calls: list[tuple] = []
+        self.changes = {"said": said or {}, "counts": counts or {}}
+        self.rounds, self.arm, self.live = 0, None, 0
+        monkeypatch.setattr(lab.servers, "serve", self.serve)
+        monkeypatch.setattr(lab.servers, "describe", lambda launch: (("fake",), {}))
+        monkeypatch.setattr(lab.client, "send", self.send)
+        monkeypatch.setattr(lab.client, "switch", self.switch)
+        monkeypatch.setattr(lab.client, "server_info", lambda url: {"draft_tp": self.account()})
+        monkeypatch.setattr(lab.preflight, "check", lambda *_: [])
+
+    @contextmanager
+    def serve(self, chosen, arms, logfile):
+        self.calls.append(("start", *(arm.name for arm in arms)))
+        self.profile, self.live, self.arm, self.rounds = chosen, self.live + 1, arms[0], 0
+        assert self.live == 1
+        try:
+            yield SimpleNamespace(arms=arms, seconds=1.0, url="fake", unattested=(), attestation=({"rank": 0}, {"rank": 1}), log=logfile,
+                                  launch=SimpleNamespace(server="fake"))
+        finally:
+            self.live -= 1
+
+    def switch(self, url, name, timeout_s):
+        self.calls.append(("switch", name))
+        self.arm = Arm.parse(name)
+        return self.account()
+
+    def send(self, url, prompts, **_):
+        self.calls.append(("send", self.arm.name))
+        self.rounds += 10 * len(prompts)
+        width = self.profile.speculation.of(self.arm).draft_tokens - 1
+        counts = {"verify_ct": 10, "proposed": 10 * width, "correct": 10, "histogram": (0, 10)} if self.arm.speculates else {}
+        return [Request(prompt=p["id"], prompt_tokens=2, completion_tokens=21, sent=0, end=1, **counts) for p in prompts]
+
+    def account(self):
+        asked = self.profile.speculation.of(self.arm)
+        ranks = range(TP)
+        in_force = [{"arm": self.arm.name, "steps": asked.steps, "draft_tokens": asked.draft_tokens, "topk": asked.topk,
+                     "agreement": asked.agreement, "group_ranks": [r] if self.arm.group else list(ranks)} if self.arm.speculates
+                    else {"arm": "none"} for r in ranks]
+        in_force[-1] |= self.changes["said"]
+        rounds = dict.fromkeys(("draft", "verify", "draft_extend"), self.rounds) if self.arm.speculates else {"decode": self.rounds}
+        counts = {"rounds": rounds, "collectives": {}, "seconds": {}, "verified": {str(asked.draft_tokens): self.rounds}}
+        return {"server": "fake", "arm": self.arm.name if self.arm.speculates else "none", "in_force": in_force,
+                "counts": counts | self.changes["counts"]}
+
+
+def task(arm: str, group: int = 0) -> Task:
+    return Task(Planned("draft_tp", "measure", arm, 0, 0, (0, 1), 0, group), 1, 32)
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = lab.Lab(profile(), tmp_path)
+    made.__dict__["prompts"] = [{"id": f"p{n}", "input_ids": [n]} for n in range(4)]
+    return made
+
+
+def blocks(run) -> list[Block]:
+    return [r for r in run.records if isinstance(r, Block)]
+
+
+def test_an_arm_is_reached_by_a_switch_where_the_server_holds_it_and_by_a_start_where_not(run, monkeypatch):
+    fake = Servers(monkeypatch)
+    run.measure([task("none"), task("shared"), task("own-1"), task("own-1"), task("shared#2"), task("none#2"), task("own-1", 1)])
+    assert fake.calls == [
+        ("start", "none", "none#2"), ("send", "none"), ("start", "shared", "own-1", "shared#2"), ("send", "shared"), ("switch", "own-1"),
+        ("send", "own-1"), ("send", "own-1"), ("switch", "shared#2"), ("send", "shared#2"),
+        ("start", "none", "none#2"), ("send", "none"), ("start", "own-1"), ("send", "own-1")]
+    assert [b.arm_in_force for b in blocks(run)] == ["none", "shared", "own-1", "own-1", "shared#2", "none", "own-1"]
+    assert all(b.attested for b in blocks(run)) and [b.start for b in blocks(run)] == [0, 1, 1, 1, 1, 2, 3]
+    assert [r.arms for r in run.records if isinstance(r, Start)][1] == ("shared", "own-1", "shared#2")
+
+
+def test_a_resumed_run_serves_what_the_first_one_did(run, monkeypatch):
+    fake, planned = Servers(monkeypatch), [task("shared"), task("own-1"), task("shared#2")]
+    monkeypatch.setattr(lab.client, "switch", lambda *_: (_ for _ in ()).throw(ServerFailed("the server did not switch to own-1: why")))
+    with pytest.raises(ServerFailed):
+        run.measure(planned)
+    failure = next(r for r in run.records if isinstance(r, Failure))
+    assert (failure.arm, failure.what) == ("own-1", "block") and "did not switch to own-1: why" in failure.reason
+    monkeypatch.setattr(lab.client, "switch", fake.switch)
+    run.measure(planned)
+    assert [call for call in fake.calls if call[0] == "start"] == [("start", "shared", "own-1", "shared#2")] * 2
+    assert [b.arm for b in blocks(run)] == ["shared", "own-1", "shared#2"]
+
+
+@pytest.mark.parametrize("fault", [
+    {"said": {"steps": 2}}, {"said": {"arm": "shared"}}, {"said": {"group_ranks": [0, 1]}}, {"said": {"agreement": "off"}},
+    {"counts": {"verified": {"3": 20}}}, {"counts": {"rounds": {"draft": 5, "verify": 20}}}])
+def test_a_block_whose_server_does_or_counts_something_else_is_not_attested(fault, run, monkeypatch):
+    Servers(monkeypatch, **fault)
+    if "counts" in fault:      # over the block, not since the start
+        before = {"rounds": {}, "collectives": {}, "seconds": {}, "verified": {}}
+        accounts = iter([before])
+        account = Servers.account
+        monkeypatch.setattr(Servers, "account", lambda self: {**account(self), "counts": next(accounts, None) or account(self)["counts"]})
+    run.measure([task("own-1")])
+    assert [b.attested for b in blocks(run)] == [False]
+
+
+def test_a_plan_of_the_whole_experiment_runs_and_is_attested(run, monkeypatch):
+    fake = Servers(monkeypatch)
+    run.__dict__["prompts"] = [{"id": f"p{n}", "input_ids": [n]} for n in range(40)]
+    run.measure(plans.draft_tp(run.profile, 40))
+    assert all(b.attested for b in blocks(run)) and sum(call[0] == "start" for call in fake.calls) == 7
+    assert attestation.not_in_force(Arm.parse("own-1"), [], TP, run.profile.speculation)
+    assert not list(Path(run.folder).glob("*.log"))
