@@ -77,7 +77,7 @@ def labels(verdict: Mapping[str, Any], provenance: Mapping[str, Any], profile: M
     found = {"cpu": ["CPU engine: proves function, never speed"], "cuda": ["GPU"]}.get(verdict.get("engine"), ["engine unknown"])
     found += ["accept length simulated"] if any(f.get("accept_simulated") for f in (verdict.get("arms") or {}).values()) else []
     recording = f"recorded: {provenance.get('recording') or name.removeprefix('recorded:')}"
-    found += [recording if verdict.get("source") == "recorded" else "live run"]
+    found += [{"live": "live run", "recorded": recording}.get(verdict.get("source"), "live or recorded unknown")]
     about = str(profile.get("about", "")).lower()
     return found + [word for sign, word in (("simulat", "simulated"), ("stand-in", "stand-in")) if sign in about]
 

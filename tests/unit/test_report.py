@@ -120,6 +120,10 @@ def test_labels_say_what_the_numbers_are(engine, source, about, said, unsaid):
     assert [w for w in said if w not in text] == [] and [w for w in unsaid if w in report.labels(verdict, {}, {"about": about})] == []
 
 
+def test_what_a_verdict_does_not_say_is_not_guessed():
+    assert report.labels({}, {}, {}) == ["engine unknown", "live or recorded unknown"]
+
+
 def test_a_recordings_own_name_is_its_label():
     assert "recorded: two cards" in report.labels({"source": "recorded", "profile": "x"}, {"recording": "two cards"}, {})
 
@@ -130,6 +134,7 @@ def test_refusals_stand_beside_the_verdict_with_their_reasons():
     assert "<strong>Not valid.</strong>" in top and "<strong>Valid.</strong>" not in html
     for sentence in ("3 measured requests were answered", "own-1 was not attested on rank 1", "The control differs from itself."):
         assert sentence in top
+    assert html.count(">refused</td>") == 3
     assert "1.057" not in html and "1.200" not in html  # neither a refused comparison nor a refused control shows a number
 
 
