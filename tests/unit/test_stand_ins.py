@@ -93,8 +93,9 @@ def test_probes_of_a_stand_in_find_nothing():
 
 def test_torchvision_can_be_imported_and_not_used():
     torchvision = str(STAND_INS / "torchvision")
-    imports = "from torchvision.transforms import InterpolationMode; from torchvision.io import decode_image as use; {InterpolationMode.BICUBIC: 1}"
-    assert error_of(f"{imports}; use(b'')", torchvision) == "RuntimeError: torchvision.io.decode_image has no CPU stand-in"
+    imports = "from torchvision.transforms import InterpolationMode; from torchvision.io import decode_image as use"
+    raised = error_of(imports + "; by_mode = {InterpolationMode.BICUBIC: 1}; use(b'')", torchvision)
+    assert raised == "RuntimeError: torchvision.io.decode_image has no CPU stand-in"
 
 
 def test_python_path_stands_in_for_what_is_not_installed(tmp_path, monkeypatch):
@@ -115,7 +116,8 @@ def test_each_folder_holds_one_package():
 
 
 def test_python_path_imports_no_torch():
-    assert python("import sys; from workbench.engine.cpu.paths import python_path; python_path(); print('torch' in sys.modules)") == "False\n"
+    code = "import sys; from workbench.engine.cpu.paths import python_path; python_path(); print('torch' in sys.modules)"
+    assert python(code) == "False\n"
 
 
 @pytest.mark.parametrize("device, backend, changes", [("cpu", "intel_amx", {}), ("cpu", "other", {"attention_backend": "torch_native"}),
@@ -155,7 +157,8 @@ def test_every_call_of_sglang_fits_the_signature(sources):
     """Also those through other names: ``import ... as``, and the attributes in which intel_amx_backend keeps its functions."""
     fitted = set()
     for path, module in sources:
-        alias = {a.asname or a.name: a.name for s in ast.walk(module) if isinstance(s, ast.ImportFrom) and s.module == "sgl_kernel" for a in s.names}
+        imports = [s for s in ast.walk(module) if isinstance(s, ast.ImportFrom) and s.module == "sgl_kernel"]
+        alias = {name.asname or name.name: name.name for statement in imports for name in statement.names}
         if path.name == "intel_amx_backend.py":
             alias |= {"self.decode_attention_fwd": "decode_attention_cpu", "self.extend_attention_fwd": "extend_attention_cpu",
                       "self.build_draft_decode_metadata": "build_draft_decode_metadata_cpu"}

@@ -91,7 +91,8 @@ def _visible(lengths, extends, tree_mask, is_causal) -> list:
         return [block.view(e, n) for block, n, e in zip(tree_mask.split(full), lengths, extends)]
     if tree_mask.numel() == sum(among_new):
         return [F.pad(block.view(e, e), (n - e, 0), value=True) for block, n, e in zip(tree_mask.split(among_new), lengths, extends)]
-    raise ValueError(f"extend_attention_cpu: a tree mask of {tree_mask.numel()} is neither QLEN_ONLY ({sum(among_new)}) nor FULL ({sum(full)})")
+    raise ValueError(f"extend_attention_cpu: a tree mask of {tree_mask.numel()} is neither QLEN_ONLY ({sum(among_new)}) "
+                     f"nor FULL ({sum(full)})")
 
 
 def _store(buffer, loc, rows, scale) -> None:

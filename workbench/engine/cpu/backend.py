@@ -13,8 +13,8 @@ def keep_intel_amx(orig, view) -> dict:
 def last_loc_in_torch(orig, req_to_token, req_pool_indices_tensor, prefix_lens_tensor):
     """The slot of each request's last token, [B], -1 for an empty one, by SGLang's own torch function.
 
-    Target: sglang/srt/mem_cache/allocation.py:108 ``get_last_loc``, called for page sizes above 1. It launches a triton kernel for every back
-    end but torch_native and ascend, intel_amx on a CPU included.
+    Target: sglang/srt/mem_cache/allocation.py:108 ``get_last_loc``, called for page sizes above 1. It launches a triton kernel for
+    every back end but torch_native and ascend, so for intel_amx too, where no triton kernel runs.
     """
     from sglang.srt.mem_cache.allocation import get_last_loc_torch
 
