@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench import accept, comparisons, measures, parity, refusals
+from workbench import accept, comparisons, measures, parity, refusals, switches
 from workbench.arms import Arm
 from workbench.comparisons import Comparison
 from workbench.measures import METRICS, Run
@@ -188,6 +188,7 @@ def _notes(run: Run, reasons: Sequence[Refusal], answers: dict[str, dict[str, Pa
              if (f.experiment, f.arm) not in told]
     notes += [f"{experiment}: SGLang held the accept length by simulation, so it says nothing about the pair."
               for experiment in run.experiments if run.acceptance_simulated(experiment)]
+    notes += filter(None, (switches.note(run, experiment) for experiment in run.experiments))
     # Where identity is not owed, rounding can do this as well as a fault: said, not refused.
     notes += [f"{experiment}: {p.sentence}" for experiment, found in answers.items() for p in found.values()
               if p.result == "differs" and not p.owed]
