@@ -72,7 +72,8 @@ def _execute(notebook: Notebook, lab: Lab, output: Path) -> bool:
     parameters = {"profile": str(lab.folder / "profile.json"), "out": str(lab.folder)}
     try:
         papermill.execute_notebook(ROOT / "notebooks" / f"{notebook.name}.ipynb", output, parameters, kernel_name="python3",
-                                   cwd=ROOT / "notebooks", progress_bar=False, log_output=True, request_save_on_cell_execute=True)
+                                   cwd=ROOT / "notebooks", progress_bar=False, log_output=True, request_save_on_cell_execute=True,
+                                   extra_arguments=["--IPKernelApp.log_level=40"])
     except PapermillExecutionError as error:
         log.error("%s failed: %s: %s", notebook.name, error.ename, error.evalue.splitlines()[0] if error.evalue else "")
         return False
