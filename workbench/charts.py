@@ -120,6 +120,20 @@ def stage_times(table: pd.DataFrame, width: int = WIDE) -> alt.Chart:
     return _finished(chart, width, 42 * table["arm"].nunique())
 
 
+def precision(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
+    """Standard error of a ratio against the time spent, on logarithmic axes: each way of measuring falls by half a decade in a decade, and
+    the lower line is the cheaper way.
+
+    table: ``bench.table``.
+    """
+    scale = dict(type="log", nice=False, padding=12)
+    base = alt.Chart(table[table["standard error (%)"] > 0]).encode(
+        alt.X("time (s):Q", title="time spent, starting servers included (s)", scale=alt.Scale(**scale), axis=alt.Axis(grid=False, format="~s")),
+        alt.Y("standard error (%):Q", title="standard error of the ratio (%)", scale=alt.Scale(**scale), axis=alt.Axis(format="~g")),
+        alt.Color("way:N", title=None, scale=alt.Scale(domain=list(dict.fromkeys(table["way"])), range=ARM_COLOURS[:2])))
+    return _finished(base.mark_line(strokeWidth=1.5) + base.mark_circle(size=46, opacity=1), width, 280)
+
+
 def svg(chart: alt.TopLevelMixin) -> str:
     """The chart as one SVG element: no script, nothing loaded, text escaped by Vega."""
     return vl_convert.vegalite_to_svg(chart.to_dict(), allowed_base_urls=[])

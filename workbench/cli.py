@@ -1,4 +1,4 @@
-"""The command line: workbench replay | probe | check | report. Bad input ends with one sentence and status 2, before anything is started."""
+"""The command line: workbench replay | probe | check | report | bench. Bad input ends with one sentence and status 2, before anything is started."""
 from __future__ import annotations
 
 import argparse
@@ -53,6 +53,16 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write verdict.json and report.html of a run again")
     report.add_argument("folder", type=Path, metavar="DIR")
     report.set_defaults(run=_report)
+    bench = commands.add_parser("bench", help="measure this machine, or a way of measuring on it").add_subparsers(required=True)
+    arms = bench.add_parser("arms", help="the same comparison by hot arms and by restarts: precision against time")
+    arms.add_argument("profile", nargs="?", default="cpu-tiny")
+    arms.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
+    arms.add_argument("--out", type=Path, help="the folder of its log (default: outputs/bench-PROFILE-TIME)")
+    arms.add_argument("-a", default="own-1", metavar="ARM")
+    arms.add_argument("-b", default="shared", metavar="ARM")
+    arms.add_argument("--pairs", type=int, default=12, help="pairs of blocks in one server (default 12)")
+    arms.add_argument("--starts", type=int, default=4, help="starts of each arm (default 4)")
+    arms.set_defaults(run=_bench_arms)
     return parser
 
 
@@ -96,6 +106,18 @@ def _report(options: argparse.Namespace) -> int:
     lab = reopen(options.folder)
     print(publish(lab)["sentence"])
     return verdict.exit_status(lab.verdict)
+
+
+def _bench_arms(options: argparse.Namespace) -> int:
+    from workbench import bench
+    from workbench.lab import open_lab
+    from workbench.profile import load
+
+    changed = changes(options.changes)
+    out = options.out or OUTPUTS / f"bench-{load(options.profile, changed).name}-{datetime.now():%Y%m%d-%H%M%S}"
+    print(bench.arms(open_lab(options.profile, out.resolve(), changed, sys.argv), options.a, options.b, options.pairs, options.starts))
+    print(f"curves: {out / 'bench.svg'}")
+    return 0
 
 
 def changes(given: Sequence[str]) -> dict[str, Any]:
