@@ -45,10 +45,10 @@ class Numbers:
             raise BadInput("collective_s", f"is {self.collective_s} for each of {self.collectives_a_step} collectives a step",
                            "give two times in seconds, the lower one first, and how many there are")
         if self.cycle_s < self.step_s:
-            raise BadInput("speculative", f"makes a cycle of {1e3 * self.cycle_s:.3g} ms, shorter than a plain step of {1e3 * self.step_s:.3g} ms, "
-                           "and a cycle holds one", "measure both with the same requests, one at a time")
+            raise BadInput("speculative", f"makes a cycle of {1e3 * self.cycle_s:.3g} ms, shorter than the plain step of "
+                           f"{1e3 * self.step_s:.3g} ms that it holds", "measure both with the same requests, one at a time")
         if self.draft_s is not None and not (_is_number(self.draft_s) and 0 <= self.draft_s < self.cycle_s):
-            raise BadInput("draft_s", f"is {self.draft_s} in a cycle of {self.cycle_s:.3g} s", "give the seconds that drafting takes of one cycle")
+            raise BadInput("draft_s", f"is {self.draft_s} in a cycle of {self.cycle_s:.3g} s", "give the seconds of a cycle that drafting takes")
 
     @property
     def step_s(self) -> float:
@@ -123,10 +123,11 @@ def sentence(numbers: Numbers) -> str:
         rates += f", {_range(counted.low, counted.high)} if there are the {COUNTED_A_STEP} counted in SGLang 0.5.23"
     else:
         counted = given
-    alone = "would be" if min(given.low, counted.low) > n.baseline else "could be" if max(given.high, counted.high) > n.baseline else "cannot be"
+    low, high = min(given.low, counted.low), max(given.high, counted.high)
+    alone = "would be" if low > n.baseline else "could be" if high > n.baseline else "cannot be"
     return (
-        f"By {n.source}, a plain step takes {_figure(1e3 * n.step_s)} ms and a cycle {_figure(1e3 * n.cycle_s)} ms: {n.break_even:.2f} plain "
-        f"steps, so speculation breaks even at an accept length of {n.break_even:.2f} and {'wins' if wins else 'does not win'} at "
+        f"By {n.source}, a plain step takes {_figure(1e3 * n.step_s)} ms and a cycle {_figure(1e3 * n.cycle_s)} ms: {n.break_even:.2f} "
+        f"plain steps, so speculation breaks even at an accept length of {n.break_even:.2f} and {'wins' if wins else 'does not win'} at "
         f"{n.accept_length:.3g}. Without any of the draft's collectives it would be {rates}; "
         + (f"it is {_figure(n.speculative)} now. " if wins else f"that alone {alone} faster than no speculation ({_figure(n.baseline)}). ")
         + f"Beside one plain step and these collectives {_range(*(1e3 * s for s in elsewhere))} ms of the cycle are spent elsewhere.")

@@ -87,7 +87,8 @@ class Machine:
         own = [t for t in fitting if t.backend == "custom" and custom and size <= t.points[-1][0]]
         chosen = own or [t for t in fitting if t.backend != "custom"]
         if not chosen:
-            raise BadInput("machine", f"{self.name} has no {kind} measured for groups of {ranks}", "measure it again: workbench bench machine")
+            raise BadInput("machine", f"{self.name} has no {kind} measured for groups of {ranks}",
+                           "measure it again: workbench bench machine")
         return chosen[0].at(size)
 
     def to_json(self) -> dict:
@@ -163,8 +164,9 @@ def measure(engine: str, ranks: int, *, name: str, environment: Mapping[str, str
     with tempfile.TemporaryDirectory() as folder:
         result, output = Path(folder, "result.json"), Path(folder, "log")
         order = json.dumps({"engine": engine, "ranks": ranks, "result": str(result)})
+        bench = [sys.executable, "-m", "workbench.engine.bench", order]
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "workbench.keeper", uuid.uuid4().hex[:12], str(output), sys.executable, "-m", "workbench.engine.bench", order],
+            [sys.executable, "-m", "workbench.keeper", uuid.uuid4().hex[:12], str(output), *bench],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT,
             # Gloo looks up the host's own name, which a machine without a network may not resolve.
             env={**os.environ, **({"GLOO_SOCKET_IFNAME": "lo"} if engine == "cpu" else {}), **(environment or {})})
@@ -194,8 +196,8 @@ def main(profile: Profile, folder: Path = FOLDER) -> Machine:
     name = name_of(profile)
     machine = measure(profile.engine, profile.tp, name=name, environment=profile.server.environment)
     path = save(machine, folder)
-    log.info("%s, measured in %.0f s%s\n%s", path.name, machine.seconds, "; a CPU says nothing about GPUs" if machine.engine == "cpu" else "",
-             table(machine).to_string(index=False))
+    caveat = "; a CPU says nothing about GPUs" if machine.engine == "cpu" else ""
+    log.info("%s, measured in %.0f s%s\n%s", path.name, machine.seconds, caveat, table(machine).to_string(index=False))
     return machine
 
 
