@@ -48,7 +48,8 @@ class Numbers:
             raise BadInput("speculative", f"makes a cycle of {1e3 * self.cycle_s:.3g} ms, shorter than the plain step of "
                            f"{1e3 * self.step_s:.3g} ms that it holds", "measure both with the same requests, one at a time")
         if self.draft_s is not None and not (_is_number(self.draft_s) and 0 <= self.draft_s < self.cycle_s):
-            raise BadInput("draft_s", f"is {self.draft_s} in a cycle of {self.cycle_s:.3g} s", "give the seconds of a cycle that drafting takes")
+            raise BadInput("draft_s", f"is {self.draft_s} in a cycle of {self.cycle_s:.3g} s",
+                           "give the seconds of a cycle that drafting takes")
 
     @property
     def step_s(self) -> float:
