@@ -1,0 +1,112 @@
+"""The command line: bad input is one sentence that names field and mend, exit 2, and nothing was started."""
+import socket
+
+import pytest
+import yaml
+
+from workbench import cli, profile, server
+from workbench.errors import BadInput
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch):
+    def started(*_, **__):
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(server, "serve", started)
+
+
+def profile_file(folder, **sections) -> str:
+    data = yaml.safe_load((profile.PROFILES / "cpu-tiny.yaml").read_text())
+    for name, value in sections.items():
+        data[name] = {**data[name], **value} if isinstance(value, dict) else value
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return str(path)
+
+
+def refused(capsys, tmp_path, *arguments: str) -> str:
+    status = cli.main(["replay", *arguments, "--out", str(tmp_path / "run")])
+    said = capsys.readouterr().err.strip()
+    assert status == 2 and said.startswith("workbench: ") and "\n" not in said
+    assert not (tmp_path / "run" / "runs.jsonl").exists()
+    return said
+
+
+def test_an_unknown_profile(capsys, tmp_path):
+    assert "cpu-tiny" in refused(capsys, tmp_path, "cpu-tinny")
+
+
+def test_an_unknown_parameter(capsys, tmp_path):
+    assert "'draf_tp' is unknown" in refused(capsys, tmp_path, "cpu-tiny", "-p", "draf_tp=1")
+
+
+def test_a_parameter_that_is_no_pair(capsys, tmp_path):
+    assert "no NAME=VALUE" in refused(capsys, tmp_path, "cpu-tiny", "-p", "pairs")
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ("pairs=many", "plan.pairs"), ("pairs=0", "plan.pairs"), ("arms=[none, owned]", "'owned' is unknown"), ("agreement=maybe", "speculation.agreement"),
+    ("tp=3", "tp"), ("target=fixtures/nowhere", "pair.target"), ("steps=-1", "speculation.steps"), ("tp=4", "own-3"),
+])
+def test_a_value_that_does_not_fit(change, words, capsys, tmp_path):
+    extra = ["-p", "arms=[none, shared, own-3]"] if words == "own-3" else []
+    assert words in refused(capsys, tmp_path, "cpu-tiny", "-p", change, *extra)
+
+
+def test_broken_yaml(capsys, tmp_path):
+    (tmp_path / "broken.yaml").write_text("engine: cpu\npair: [unclosed\n")
+    assert "not valid YAML in line" in refused(capsys, tmp_path, str(tmp_path / "broken.yaml"))
+
+
+def test_a_field_that_no_profile_has(capsys, tmp_path):
+    assert "no such field" in refused(capsys, tmp_path, profile_file(tmp_path, plan={"pears": 3}))
+
+
+def test_a_port_in_use(capsys, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert str(port) in refused(capsys, tmp_path, profile_file(tmp_path, server={"flags": {"port": port}}))
+
+
+def test_a_folder_that_holds_a_run(capsys, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "runs.jsonl").write_text("")
+    assert cli.main(["replay", "cpu-tiny", "--out", str(tmp_path / "run")]) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_an_unknown_notebook_to_skip(capsys, tmp_path):
+    assert "09_none" in refused(capsys, tmp_path, "cpu-tiny", "--skip", "09_none")
+
+
+def test_a_report_of_nothing(capsys, tmp_path):
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_check_says_what_it_checked(capsys):
+    assert cli.main(["check", "cpu-tiny"]) == 0
+    said = capsys.readouterr().out
+    assert "memory own-1" in said and "refused" not in said
+
+
+def test_values_are_read_as_yaml():
+    assert cli.changes(["pairs=12", "arms=[none, own-1]", "restart=true", "resolution=0.02"]) == {
+        "pairs": 12, "arms": ["none", "own-1"], "restart": True, "resolution": 0.02}
+    with pytest.raises(BadInput):
+        cli.changes(["arms=[none"])
+
+
+def test_a_bare_name_stands_for_the_one_field_that_has_it():
+    changed = profile.load("cpu-tiny", {"pairs": 9, "speculation.steps": 2, "draft_tokens": 3})
+    assert (changed.plan.pairs, changed.speculation.steps, changed.speculation.draft_tokens) == (9, 2, 3)
+
+
+def test_a_profile_survives_being_written_down(tmp_path):
+    kept = tmp_path / "profile.json"
+    kept.write_text(profile.load("cpu-tiny").model_dump_json())
+    assert profile.load(kept) == profile.load("cpu-tiny")
+    assert str(profile.ROOT) not in kept.read_text()
