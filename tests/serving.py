@@ -1,7 +1,7 @@
-"""Helpers of the engine tests: a server for a profile and an arm, answers, counts."""
+"""Helpers of the engine tests: a server for a profile and its arms, answers, counts."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,8 +13,10 @@ TOKENS = 64
 
 
 @contextmanager
-def serving(chosen: profile.Profile, arm: str, folder: Path, **orders) -> Iterator[server.Server]:
-    with server.serve(chosen, Arm.parse(arm), folder / f"{arm}-tp{chosen.tp}.log", **orders) as up:
+def serving(chosen: profile.Profile, arms: str | Sequence[str], folder: Path, **orders) -> Iterator[server.Server]:
+    names = (arms,) if isinstance(arms, str) else tuple(arms)
+    log = folder / f"{names[0]}{'-and-others' if names[1:] else ''}-tp{chosen.tp}.log"
+    with server.serve(chosen, [Arm.parse(name) for name in names], log, **orders) as up:
         yield up
 
 
@@ -32,7 +34,13 @@ def histogram(answers: list[Request], steps: int = 3) -> tuple[int, ...]:
     return tuple(total)
 
 
-def per_round(up: server.Server) -> dict[str, float]:
-    """Collectives a round by stage since the server's start."""
+def per_round(up: server.Server, before: dict | None = None) -> dict[str, float]:
+    """Collectives a round by stage since the server's start, or since the counts ``before``."""
     counts = client.server_info(up.url)["draft_tp"]["counts"]
-    return {stage: sum(counts["collectives"].get(stage, {}).values()) / rounds for stage, rounds in counts["rounds"].items()}
+    earlier = before or {"collectives": {}, "rounds": {}}
+
+    def collectives(said: dict, stage: str) -> int:
+        return sum(said["collectives"].get(stage, {}).values())
+
+    return {stage: (collectives(counts, stage) - collectives(earlier, stage)) / (rounds - earlier["rounds"].get(stage, 0))
+            for stage, rounds in counts["rounds"].items() if rounds > earlier["rounds"].get(stage, 0)}

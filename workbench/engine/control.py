@@ -67,8 +67,8 @@ class Control:
             return f"there is no arm number {value}"
         if not scheduler.is_fully_idle():
             return _NOT_IDLE
-        rank = placement.target_group().rank_in_group
-        return f"rank {rank} refuses every switch (a planted fault)" if rank == self.orders.refusing_rank else ""
+        rank, last = placement.target_group().rank_in_group, value == len(self.orders.arms) - 1
+        return f"rank {rank} refuses the last arm (a planted fault)" if last and rank == self.orders.refusing_rank else ""
 
     # ------------------------------------------------------------------ in the HTTP server's process
 

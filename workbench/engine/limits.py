@@ -1,6 +1,7 @@
 """What the patch is not shown to work with, refused in one sentence before a model is loaded."""
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from workbench.engine.hooks import Hook, Refused
@@ -25,6 +26,7 @@ UNSUPPORTED_HOT = (
     ("tokenizer_worker_num", lambda v: v and v > 1, "several tokenizer workers, which would not all learn of a switch: leave them at 1"),
     ("enable_multi_layer_eagle", bool, "--enable-multi-layer-eagle, whose worker holds one draft: serve the arms one by one"),
 )
+_SIZING = "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"
 
 
 def argument_hooks(orders: Orders) -> list[Hook]:
@@ -36,11 +38,9 @@ def argument_hooks(orders: Orders) -> list[Hook]:
                 raise SystemExit(f"draft-tp: ServerArgs has no {field} to check: install SGLang as published")
             if unsupported(getattr(arguments, field)):
                 raise SystemExit(f"draft-tp: {words} not to be combined with {why}.")
-        from sglang.srt.environ import envs
-
-        # It would resize the pool of the draft in force alone (scheduler.py:1174).
-        if orders.hot and envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get():
-            raise SystemExit(f"draft-tp: {words} not to be combined with SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: leave it out.")
+        # It would resize pools that it was not shown to know all of (scheduler.py:1174).
+        if orders.hot and os.environ.get(_SIZING, "0").lower() not in ("", "0", "false", "no", "n", "f"):
+            raise SystemExit(f"draft-tp: {words} not to be combined with {_SIZING}: leave it out.")
 
     return [Hook("sglang.srt.server_args.prepare_server_args", check, ("argv",), "after")] if orders.separates or orders.hot else []
 

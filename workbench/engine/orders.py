@@ -47,7 +47,7 @@ class Orders:
     arms: the placements this server holds, the first in force at start; empty for a server without a draft.
     cpu: serve on the CPU engine. overlap: with the overlapping scheduler loop there, which SGLang turns off on a CPU; for tests of it.
     omit, corrupt_rank, refusing_rank: faults for negative controls only: a place of the patch left out ("kv_pool", "embedding", "kv_budget";
-        of a server of several arms "forced_state", "target_scope"), a rank whose draft tokens are shifted, a rank that refuses every switch.
+        of a server of several arms "forced_state", "target_scope"), a rank whose draft tokens are shifted, a rank that refuses the last arm.
         A server with a fault attests it, and the workbench takes no result from it.
     """
 

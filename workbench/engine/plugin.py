@@ -48,14 +48,16 @@ def _role() -> str:
 
 def _argument_hooks(orders: Orders) -> list[Hook]:
     """Wherever server arguments are resolved, which is in every process."""
-    from workbench.engine.cpu.backend import keep_intel_amx
+    from workbench.engine.cpu.backend import keep_intel_amx, keep_overlap
 
-    target = "sglang.srt.arg_groups.overrides._attention_backend_platform_fallbacks"
-    return [Hook(target, keep_intel_amx, ("view",))] if orders.cpu else []
+    groups = "sglang.srt.arg_groups."
+    found = [Hook(groups + "overrides._attention_backend_platform_fallbacks", keep_intel_amx, ("view",))] if orders.cpu else []
+    return found + ([Hook(groups + "speculative_hook._disable_overlap_schedule_for_cpu", keep_overlap, ("server_args",))]
+                    if orders.overlap else [])
 
 
 def _cpu_hooks() -> list[Hook]:
-    from workbench.engine.cpu.backend import last_loc_in_torch
+    from workbench.engine.cpu.backend import last_loc_in_torch, spec_extras_in_torch
 
     def without_nccl(*args, **kwargs):
         # A CUDA build of torch brings NCCL, and the communicator then wants a GPU (parallel_state.py:2185).
@@ -64,6 +66,8 @@ def _cpu_hooks() -> list[Hook]:
     return [
         Hook("sglang.srt.mem_cache.allocation.get_last_loc", last_loc_in_torch,
              ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")),
+        Hook("sglang.srt.managers.overlap_utils.gather_spec_extras", spec_extras_in_torch,
+             ("indices", "topk_p_buf", "topk_index_buf", "output_tokens_buf", "hidden_states_buf")),
         Hook("sglang.srt.distributed.parallel_state.init_model_parallel_group", without_nccl,
              ("group_ranks", "local_rank", "backend", "use_pynccl", "use_custom_allreduce", "use_message_queue_broadcaster", "group_name",
               "use_mscclpp", "use_torch_symm_mem_allreduce", "recovered_rank", "rank_offset", "max_world_size"), "before"),

@@ -19,3 +19,19 @@ def last_loc_in_torch(orig, req_to_token, req_pool_indices_tensor, prefix_lens_t
     from sglang.srt.mem_cache.allocation import get_last_loc_torch
 
     return get_last_loc_torch(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
+
+
+def keep_overlap(orig, server_args) -> None:
+    """Leave the overlapping scheduler loop on for speculation on a CPU, to test what GPUs run by default.
+
+    Target: sglang/srt/arg_groups/speculative_hook.py:66 ``_disable_overlap_schedule_for_cpu``.
+    """
+
+
+def spec_extras_in_torch(orig, indices, topk_p_buf, topk_index_buf, output_tokens_buf, hidden_states_buf):
+    """The rows ``indices`` of each buffer, None where there is none; only the overlapping loop asks for them.
+
+    Target: sglang/srt/managers/overlap_utils.py:507 ``gather_spec_extras``, a triton kernel.
+    """
+    rows = indices.long()
+    return tuple(None if buffer is None else buffer[rows] for buffer in (topk_p_buf, topk_index_buf, output_tokens_buf, hidden_states_buf))
