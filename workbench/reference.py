@@ -21,7 +21,8 @@ from workbench.errors import BadInput
 
 TARGETS = ("LlamaForCausalLM", "DeepseekV3ForCausalLM")
 DRAFT = "LlamaForCausalLMEagle3"
-_VARIANTS = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output", "bias", "attention_bias", "tie_word_embeddings", "target_hidden_size")
+_VARIANTS = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output", "bias", "attention_bias", "tie_word_embeddings",
+             "target_hidden_size")
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,14 @@ class Draft:
                 cache: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
         """One step of the chains that start at every position at once (models/llama_eagle3.py:79).
 
-        embeddings, hidden: [batch, T, hidden]; positions: int64 [T]; cache: keys and values [batch, heads, T, head size] of the steps before,
-        grown by this one. The first entry is the context (the target's features, all positions up to one's own); of the later ones a chain
-        sees its own. Returns the hidden state before the final norm, which is what the next step is fed, and logits over the draft vocabulary.
+        embeddings, hidden: [batch, T, hidden]; positions: int64 [T]; cache: keys and values [batch, heads, T, head size] of the steps
+        before, grown by this one. The first entry is the context (the target's features, all positions up to one's own); of the later ones
+        a chain sees its own. Returns the hidden state before the final norm, which is what the next step is fed, and logits over the draft
+        vocabulary.
         """
         x = torch.cat([self._norm("input_layernorm", embeddings), self._norm("hidden_norm", hidden)], -1)
-        query, key, value = (self._linear(f"self_attn.{name}_proj", x).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for name in "qkv")
+        query, key, value = (self._linear(f"self_attn.{name}_proj", x).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+                             for name in "qkv")
         query, key = apply_rotary_pos_emb(query, key, *self.rotary(x, positions[None]))
         groups = query.shape[1] // key.shape[1]
         cache.append((key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)))
@@ -163,9 +166,11 @@ class Reference:
             raise BadInput("pair.target", f"{architecture} has no offline reference", f"use one of {', '.join(TARGETS)}")
         draft = Draft.load(draft_folder)
         if draft.config.hidden_size != config.hidden_size:
-            raise BadInput("pair.draft", f"its hidden size {draft.config.hidden_size} is not the target's {config.hidden_size}", "use a draft of this target")
+            raise BadInput("pair.draft", f"its hidden size {draft.config.hidden_size} is not the target's {config.hidden_size}",
+                           "use a draft of this target")
         if not 0 <= draft.tokens.min() <= draft.tokens.max() < config.vocab_size:
-            raise BadInput("pair.draft", f"d2t points outside the target's vocabulary of {config.vocab_size}", "store offsets, not ids, in d2t")
+            raise BadInput("pair.draft", f"d2t points outside the target's vocabulary of {config.vocab_size}",
+                           "store offsets, not ids, in d2t")
         ids = tuple(aux_layers if aux_layers is not None else draft.layer_ids)
         wanted = draft.weights["fc.weight"].shape[1] // config.hidden_size
         captured = hidden_state_indices(architecture, ids) if ids else ()
@@ -197,16 +202,17 @@ class Reference:
         features = torch.cat([seen.hidden_states[i] for i in self.captured], -1)
         proposals, draft_gaps = self._chains(features, ids, steps)
         target_gaps = _gap(seen.logits[:, length - 1:-1]).amin(-1)
-        return [Decoded(tuple(row[length:length + max_new_tokens].tolist()), count_rounds(row.tolist(), length, max_new_tokens, chains.tolist()),
+        return [Decoded(tuple(row[length:length + max_new_tokens].tolist()),
+                        count_rounds(row.tolist(), length, max_new_tokens, chains.tolist()),
                         target_gap.item(), gaps[length - 1:].min().item())
                 for row, chains, target_gap, gaps in zip(ids, proposals, target_gaps, draft_gaps)]
 
     def _chains(self, features: torch.Tensor, ids: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The chain of every position: target ids int64 [batch, T, steps] and the gap of each choice, T = tokens - 1.
 
-        The chain of position t reads the feature of t with the embedding of token t + 1, at rotary position t, and proposes the tokens from
-        t + 2 on; step k sits at t + k. Its context holds the target's own features only: after verify SGLang writes the draft's KV anew from
-        them (speculative/eagle_worker_v2.py:1110), so every round starts as if nothing had been drafted before.
+        The chain of position t reads the feature of t with the embedding of token t + 1, at rotary position t, and proposes the tokens
+        from t + 2 on; step k sits at t + k. Its context holds the target's own features only: after verify SGLang writes the draft's KV
+        anew from them (speculative/eagle_worker_v2.py:1110), so every round starts as if nothing had been drafted before.
         """
         embed = self.target.get_input_embeddings()
         hidden, tokens = self.draft.fuse(features[:, :-1]), ids[:, 1:]
@@ -222,8 +228,8 @@ class Reference:
 def count_rounds(ids: Sequence[int], prompt_tokens: int, max_new_tokens: int, chains: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Rounds by number of correct drafts, for a request of ``max_new_tokens``.
 
-    ids: prompt and greedy continuation; chains[t]: the drafts proposed for t + 2, t + 3, ... The first token comes from the prefill; a round
-    yields its correct drafts and the bonus token. The last round counts in full though its surplus tokens are cut
+    ids: prompt and greedy continuation; chains[t]: the drafts proposed for t + 2, t + 3, ... The first token comes from the prefill; a
+    round yields its correct drafts and the bonus token. The last round counts in full though its surplus tokens are cut
     (managers/scheduler_components/batch_result_processor.py:836, before the finish check).
     """
     histogram, known, end = [0] * (len(chains[0]) + 1), prompt_tokens + 1, prompt_tokens + max_new_tokens
@@ -252,7 +258,8 @@ def diagnose(server_histogram: Sequence[int], reference_histogram: Sequence[int]
     lengths = f"accept length {accept_length(server):.2f} against {accept_length(reference):.2f}"
     if matching:
         return f"The suspect is wiring: the server's histogram of correct drafts is that of {' or '.join(matching)} ({lengths})."
-    return f"The suspect is wiring: the server's histogram of correct drafts is not the offline reference's ({lengths}), nor that of a known fault."
+    return ("The suspect is wiring: the server's histogram of correct drafts is not the offline reference's, nor that of a known fault "
+            f"({lengths}).")
 
 
 def _trimmed(histogram: Sequence[int]) -> tuple[int, ...]:
