@@ -197,7 +197,9 @@ def _group(task: Task) -> tuple:
 def _difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, dict[str, int]], dict[str, float]]:
     """The server's counts over a block: rounds by stage, collectives by stage and kind, seconds by stage."""
     collectives = {stage: _less(kinds, before["collectives"].get(stage, {})) for stage, kinds in after["collectives"].items()}
-    return (_less(after["rounds"], before["rounds"]), {stage: kinds for stage, kinds in collectives.items() if kinds},
+    rounds = _less(after["rounds"], before["rounds"])
+    # A stage that ran and is listed without a collective made none; one that is not listed was not counted.
+    return (rounds, {stage: kinds for stage, kinds in collectives.items() if kinds or stage in rounds},
             _less(after["seconds"], before["seconds"]))
 
 

@@ -44,8 +44,8 @@ def test_collectives_of_the_draft_stage(replayed):
     arms = replayed.verdict["arms"]
     assert arms["shared"]["collectives_per_round"]["draft"] == 8
     assert arms["own-1"]["collectives_per_round"]["draft"] == 1
-    assert arms["own-1+agreement=off"]["collectives_per_round"].get("draft", 0) == 0
-    assert arms["own-1"]["collectives_per_round"].get("draft_extend", 0) == 0
+    assert arms["own-1+agreement=off"]["collectives_per_round"]["draft"] == 0
+    assert arms["own-1"]["collectives_per_round"]["draft_extend"] == 0
     assert arms["shared"]["collectives_per_round"]["draft_extend"] == 4
     assert arms["shared"]["collectives_per_round"]["verify"] == arms["own-1"]["collectives_per_round"]["verify"]
 

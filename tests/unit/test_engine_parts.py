@@ -110,6 +110,13 @@ def test_verify_rounds_are_counted_by_their_width():
     assert counters.read()["verified"] == {"4": 2, "3": 1} and counters.read()["rounds"] == {"verify": 3}
 
 
+def test_none_is_told_apart_from_not_counted():
+    for complete, said in ((True, {"draft": {}}), (False, {})):
+        counters = Counters(complete)
+        counters.bracket("draft", False, lambda: None)
+        assert counters.read()["collectives"] == said
+
+
 def test_a_stage_that_fails_does_not_swallow_the_next():
     counters = Counters()
     with pytest.raises(ZeroDivisionError):

@@ -35,9 +35,11 @@ class Counters:
     """Running totals of this rank since its start; a reader takes differences.
 
     Collectives are counted where SGLang's Python makes the call, so those inside a replayed CUDA graph are not seen here.
+    complete: nothing is replayed from graphs, so a stage without a counted collective has none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, complete: bool = False) -> None:
+        self.complete = complete
         self.rounds: Counter[str] = Counter()
         self.collectives: Counter[tuple[str, str]] = Counter()
         self.seconds: Counter[str] = Counter()
@@ -47,7 +49,7 @@ class Counters:
 
     def read(self) -> dict:
         """{"rounds": {stage: n}, "collectives": {stage: {kind: n}}, "seconds": {stage: s}, "verified": {draft tokens: rounds}}"""
-        collectives: dict[str, dict[str, int]] = {}
+        collectives: dict[str, dict[str, int]] = {stage: {} for stage in self.rounds} if self.complete else {}
         for (stage, kind), count in sorted(self.collectives.items()):
             collectives.setdefault(stage, {})[kind] = count
         return {"rounds": dict(self.rounds), "collectives": collectives, "seconds": dict(self.seconds), "verified": dict(self.verified)}
