@@ -1,6 +1,7 @@
 """How much memory an arm takes on each rank, before anything is started: weights, both KV pools, the copied embedding."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from workbench.arms import Arm
@@ -60,6 +61,20 @@ def predict(profile: Profile, target: ModelShape, draft: ModelShape | None, arm:
     as_target = int(kv * draft.layers / target.layers)
     return ArmMemory(arm.name, whole, weight_bytes(profile, draft, group), _copied(profile, target, draft, arm), kv, draft_kv,
                      kv + (draft_kv if arm.group else as_target), _exact(target) and _exact(draft))
+
+
+def together(needs: Mapping[Arm, ArmMemory]) -> ArmMemory:
+    """What one rank holds when one server holds several arms: the target once, and each draft once, however many arms run on it.
+
+    needs: of each arm alone. Every pool has the same number of tokens, each at its draft's own price (engine/placement.py).
+    """
+    drafts = {(arm.group, arm.replica): need for arm, need in needs.items() if arm.speculates}
+    if len(drafts) < 2:
+        return next(iter(needs.values()))
+    one, several = next(iter(drafts.values())), list(drafts.values())
+    pools = sum(need.draft_kv for need in several)
+    return ArmMemory(" and ".join(arm.name for arm in needs), one.target, sum(need.draft for need in several),
+                     sum(need.embedding for need in several), one.kv, pools, one.kv + pools, all(need.exact for need in several))
 
 
 def weight_bytes(profile: Profile, shape: ModelShape, ranks: int) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from workbench import flags as server_flags
-from workbench import memory, pair_rules
+from workbench import memory, pair_rules, plans
 from workbench.arms import Arm
 from workbench.checks import Check, passed, refused, warned
 from workbench.errors import BadInput
@@ -67,9 +67,13 @@ def _findings(profile: Profile, arms: tuple[Arm, ...], free_bytes, so_far: list[
     # Memory is predicted from shapes, so it means nothing while these do not fit.
     if all(c.status != "refused" for c in so_far):
         needs = {arm: memory.predict(profile, target, draft, arm) for arm in arms}
+        served = [memory.together({arm: needs[arm] for arm in held}) for held in plans.servers(profile, arms)]
         for arm in arms:
             yield room(profile, needs[arm], arm, min(free[:profile.tp]), longest)
-        yield from equal_pools(profile, list(needs.values()), min(free[:profile.tp]))
+        for need, held in zip(served, plans.servers(profile, arms)):
+            if need not in needs.values():
+                yield room(profile, need, max(held, key=lambda arm: profile.speculation.of(arm).draft_tokens), min(free[:profile.tp]), longest)
+        yield from equal_pools(profile, served, min(free[:profile.tp]))
 
 
 def refuse(checks: Iterable[Check]) -> None:

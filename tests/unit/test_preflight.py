@@ -197,6 +197,31 @@ def test_weights_pools_and_copied_embedding_of_every_arm(tmp_path):
     assert predicted(tmp_path, "own-1") == memory.ArmMemory("own-1", target, draft(1), 128 * 32 * 4, 8 * kv, 2 * kv, 10 * kv, True)
 
 
+def test_a_server_of_several_arms_holds_each_draft_once_at_its_own_price(tmp_path):
+    write_pair(tmp_path)
+    alone = {Arm.parse(name): predicted(tmp_path, name) for name in ("shared", "own-1", "shared#2", "own-1+steps=2")}
+    shared, own = (alone[Arm.parse(name)] for name in ("shared", "own-1"))
+    held = memory.together(alone)
+    assert (held.target, held.draft, held.embedding) == (own.target, 2 * shared.draft + own.draft, own.embedding)
+    assert held.draft_kv == 2 * shared.draft_kv + own.draft_kv and held.priced == held.kv + held.draft_kv
+    assert memory.together({arm: alone[arm] for arm in map(Arm.parse, ("own-1", "own-1+steps=2"))}) == own
+    assert held.tokens(FREE) < min(need.tokens(FREE) for need in alone.values())
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_server_that_is_to_hold_several_arms_is_given_room_for_all(restart, tmp_path):
+    write_pair(tmp_path)
+    plan = {"arms": ["none", "shared", "own-1"], "restart": restart}
+    names = [c.name for c in preflight.check(profile(tmp_path, plan=plan), free_bytes=FREE)]
+    assert ("memory shared and own-1" in names) == (not restart) and "memory own-1" in names
+    own = predicted(tmp_path, "own-1")
+    one = {"flags": {"mem-fraction-static": (own.weights + 1025 * own.priced) / FREE, "max-total-tokens": 1024}}      # room for one draft
+    checks = {c.name: c for c in preflight.check(profile(tmp_path, plan=plan, server=one), free_bytes=FREE)}
+    assert checks["memory own-1"].status == "passed"
+    if not restart:
+        assert checks["memory shared and own-1"].status != "passed" and "1024 is cut to" in checks["memory shared and own-1"].detail
+
+
 def test_a_borrowed_head_is_copied_with_the_embedding(tmp_path):
     write_pair(tmp_path, maps={})
     config = DRAFT | {"draft_vocab_size": None}
@@ -271,7 +296,7 @@ def test_room_counts_tokens_as_sglang_does(tmp_path):
 def test_arms_with_pools_of_different_sizes_are_warned_of(tmp_path):
     write_pair(tmp_path)
     check = found(tmp_path, "server.flags.max-total-tokens", server={"flags": {"mem-fraction-static": 0.5, "disable-radix-cache": True}})
-    needs = predicted(tmp_path, "own-1")
+    needs = memory.together({Arm.parse(arm): predicted(tmp_path, arm) for arm in ("shared", "own-1")})
     assert check.status == "warned" and check.mend.startswith(f"set it to {((4 << 30) - needs.weights) // needs.priced} or less")
     alone = {"plan": {"arms": ["none"]}, "server": {"flags": {"mem-fraction-static": 0.5, "disable-radix-cache": True}}}
     assert statuses(tmp_path, **alone) == {"passed"}
