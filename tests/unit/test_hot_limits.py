@@ -5,7 +5,7 @@ import pytest
 
 from workbench import profile, server
 from workbench.arms import Arm
-from workbench.engine import control, limits
+from workbench.engine import control, limits, route
 from workbench.engine.orders import Orders, Placement
 from workbench.errors import BadInput
 
@@ -41,7 +41,7 @@ def test_kv_sizing_after_capture_is_refused(monkeypatch):
 
 def test_a_single_shared_arm_and_the_arm_none_are_left_to_sglang():
     assert limits.argument_hooks(Orders(arms=(Placement("shared"),))) == limits.argument_hooks(Orders()) == []
-    assert control.hooks(Orders(arms=(Placement("own-1", 1),)), None) == control.route_hooks(Orders()) == []
+    assert control.hooks(Orders(arms=(Placement("own-1", 1),)), None) == route.hooks(Orders()) == []
 
 
 def test_a_flush_keeps_the_allocators_memory():

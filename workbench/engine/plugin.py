@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 
-from workbench.engine import agreement, attest, control, counting, limits, placement
+from workbench.engine import agreement, attest, control, counting, limits, placement, route
 from workbench.engine.hooks import Hook, Refused, install
 from workbench.engine.orders import Orders
 
@@ -25,7 +25,7 @@ def register(role: str | None = None) -> None:
             return
         hooks = _argument_hooks(orders)
         if (role or _role()) == "launcher":
-            hooks += limits.argument_hooks(orders) + control.route_hooks(orders)
+            hooks += limits.argument_hooks(orders) + route.hooks(orders)
         installed: list[str] = []
         if (role or _role()) == "scheduler":
             counters, switch = counting.Counters(complete=orders.cpu), control.Control(orders)
