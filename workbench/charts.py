@@ -102,7 +102,7 @@ def collectives(table: pd.DataFrame, arms: Sequence[str] | None = None, width: i
     base = alt.Chart(table).encode(
         alt.Y("stage:N", title=None, sort=_stages(table), axis=alt.Axis(ticks=False, labelPadding=8), scale=alt.Scale(paddingInner=0.25)),
         alt.YOffset("arm:N", sort=_order(table["arm"]), scale=alt.Scale(paddingInner=0.15)))
-    bars = base.transform_filter("isValid(datum.count)").mark_bar().encode(alt.X(field="count", **x), _colour(table, arms))
+    bars = base.mark_bar().encode(alt.X(field="count", **x), _colour(table, arms))
     words = base.mark_text(align="left", dx=5, color=MUTED).encode(alt.X(field="end", **x), text="text:N")
     return _finished(bars + words, width, (22 * table["arm"].nunique() + 14) * table["stage"].nunique())
 

@@ -16,7 +16,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from workbench import charts, tables
-from workbench.profile import ROOT
 from workbench.runlog import Block, Line
 
 QUESTION = "Is the draft’s tensor parallelism what makes EAGLE-3 slow?"
@@ -64,7 +63,7 @@ def render(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapp
         question=QUESTION, sentence=verdict.get("sentence") or "No verdict was stated.", valid=bool(verdict.get("valid")),
         name=verdict.get("profile") or tables.UNKNOWN, labels=labels(verdict, provenance, profile), about=profile.get("about", ""),
         arms=_table(tables.arms(verdict, profile)), colours=charts.palette(list(verdict.get("arms") or {})),
-        conditions=conditions(records, profile), comparisons=_table(_ratios(comparisons, controls)),
+        conditions=conditions(records, profile), costs=costs(comparisons, profile), comparisons=_table(_ratios(comparisons, controls)),
         notes=verdict.get("notes") or [], parity=_table(tables.parity(verdict)), reasons=refusals["reason"].tolist(),
         refusals=_table(refusals), figures=list(figures(verdict, records)),
         failures=_table(tables.failures(records)), findings=_table(tables.findings(records)),
@@ -89,11 +88,19 @@ def conditions(records: Sequence[Line], profile: Mapping[str, Any]) -> list[tupl
     load = ", ".join(map(str, sorted({b.concurrency for b in blocks} or {work.get("concurrency", tables.UNKNOWN)})))
     prompts = ", ".join(sorted({b.prompts_from for b in blocks})) or tables.UNKNOWN
     return [
-        ("target", _portable(pair.get("target", tables.UNKNOWN))), ("draft", _portable(pair.get("draft", tables.UNKNOWN))),
+        ("target", str(pair.get("target", tables.UNKNOWN))), ("draft", str(pair.get("draft", tables.UNKNOWN))),
         ("target TP", f"{tables.decimal(profile.get('tp'))} ranks"), ("drafting", tables.drafting(None, profile)),
         ("requests at once", load), ("requests a block", tables.decimal(work.get("requests_per_block"))),
         ("new tokens a request", f"at most {tables.decimal(work.get('max_new_tokens'))}"), ("prompts", prompts),
         ("blocks measured", f"{len(blocks)} in {len({b.start for b in blocks})} server starts"), ("seed", tables.decimal(plan.get("seed")))]
+
+
+def costs(comparisons: pd.DataFrame, profile: Mapping[str, Any]) -> list[str]:
+    """What the resolution that the plan wishes for would take, a sentence a comparison; none without such a wish."""
+    wished = tables.decimal(100 * tables.number((profile.get("plan") or {}).get("resolution")))
+    return [f"{row['comparison']}, {row['metric']}: a resolution of {wished} % takes {row['wanted']:.0f} "
+            f"{'pairs of blocks' if row['method'] == 'paired' else 'starts a side'} in all, {row['wanted (s)']:.0f} s more than this run."
+            for row in comparisons.dropna(subset=["wanted", "wanted (s)"]).to_dict("records")]
 
 
 def figures(verdict: Mapping[str, Any], records: Sequence[Line]) -> Iterator[Figure]:
@@ -215,20 +222,8 @@ def _json(content: Any) -> bytes:
 
 
 def _profile_yaml(profile: Mapping[str, Any]) -> bytes:
-    """The profile as ``workbench replay`` reads it, with the repository's own folders relative, so that it serves elsewhere."""
-    return yaml.safe_dump(_plain(profile), sort_keys=False, allow_unicode=True).encode()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return _portable(value) if isinstance(value, (str, Path)) else value
-
-
-def _portable(path: Any) -> str:
-    return str(path).removeprefix(f"{ROOT}/")
+    """The profile as ``workbench replay`` reads it."""
+    return yaml.safe_dump(json.loads(_json(profile)), sort_keys=False, allow_unicode=True).encode()
 
 
 def _size(content: bytes) -> str:

@@ -85,7 +85,8 @@ def comparisons(verdict: Mapping[str, Any]) -> pd.DataFrame:
     """One row a comparison: the ratio of arm a to arm b with its interval; a refused one has no ratio, only its reasons.
 
     pairs: pairs of blocks (method "paired") or server starts a side ("starts"). low and high by BCa: the bootstrap's interval,
-    where there is one beside the headline's.
+    where there is one beside the headline's. wanted: pairs or starts in all that the wished-for resolution needs, wanted (s): what
+    the further ones cost.
     """
     return _ratios(verdict.get("comparisons") or [])
 
@@ -249,9 +250,10 @@ def _ratios(items: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         metric, beside = item.get("metric", "tokens_per_s"), item.get("beside") or {} if valid else {}
         rows.append((item.get("experiment") or "", f"{item.get('a')} ÷ {item.get('b')}", METRIC_NAMES.get(metric, metric), ratio, low, high,
                      number(beside.get("low")), number(beside.get("high")), 100 * number(item.get("level")), number(item.get("pairs")),
-                     100 * number(item.get("resolution")), item.get("method") or UNKNOWN, valid, item.get("reasons") or []))
+                     100 * number(item.get("resolution")), number(item.get("wanted")), number(item.get("wanted_seconds")),
+                     item.get("method") or UNKNOWN, valid, item.get("reasons") or []))
     return pd.DataFrame(rows, columns=["experiment", "comparison", "metric", "ratio", "low", "high", "low by BCa", "high by BCa",
-                                       "level (%)", "pairs", "resolution (%)", "method", "valid", "reasons"])
+                                       "level (%)", "pairs", "resolution (%)", "wanted", "wanted (s)", "method", "valid", "reasons"])
 
 
 def _with_throughput(table: pd.DataFrame) -> pd.DataFrame:

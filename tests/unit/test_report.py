@@ -10,7 +10,7 @@ import pytest
 from simulated_runs import DEFECTS, FIXTURES
 from simulated_runs import profile as sound_profile
 from tests.simulated import ABOUT, PROFILE, PROVENANCE, VERDICT, block, failure, records, refused
-from workbench import profile, report, runlog
+from workbench import profile, report, runlog, tables
 from workbench.runlog import Finding
 from workbench.verdict import judge
 
@@ -167,6 +167,19 @@ def test_only_five_reasons_stand_at_the_top_and_the_rest_are_a_link_away():
     assert top.count("Reason number") == 5 and "3 more" in top and rest.count("Reason number") == 8
 
 
+def test_a_wished_resolution_says_what_it_costs():
+    log, setting = runlog.read(FIXTURES / "sound.jsonl"), sound_profile()
+    verdict = judge(setting, log, wished=0.002).to_json()
+    wish = {"plan": {"resolution": 0.002}}
+    comparison = next(c for c in verdict["comparisons"] if (c["a"], c["b"], c["metric"]) == ("own-1", "shared", "tokens_per_s"))
+    said = report.costs(tables.comparisons(verdict), wish)
+    assert f"own-1 ÷ shared, throughput: a resolution of 0.2 % takes {comparison['wanted']} pairs of blocks in all, " \
+           f"{comparison['wanted_seconds']:.0f} s more than this run." in said
+    assert any("starts a side in all" in sentence for sentence in said)
+    assert said[0] in Page(render(verdict, setting=PROFILE | wish)).text
+    assert report.costs(tables.comparisons(VERDICT), PROFILE) == []
+
+
 def test_notes_and_simulated_acceptance_are_said_at_the_top():
     verdict = undrawn(VERDICT) | {"notes": ["own-1 failed once."]}
     verdict["arms"]["own-1"]["accept_simulated"] = True
@@ -222,7 +235,8 @@ def test_the_raw_data_in_the_page_is_the_runs_own(log, page, tmp_path):
 def test_the_profile_in_the_page_replays_the_same_setting(tmp_path):
     setting = profile.Profile(**PROFILE)
     (tmp_path / "simulated.yaml").write_bytes(files(Page(render(setting=setting.model_dump())))["profile.yaml"])
-    assert str(profile.ROOT) not in (tmp_path / "simulated.yaml").read_text()
+    text = (tmp_path / "simulated.yaml").read_text()
+    assert "target: fixtures/tiny/target" in text and str(profile.ROOT) not in text
     assert profile.load(tmp_path / "simulated.yaml") == setting
 
 
