@@ -1,13 +1,17 @@
 """What must fail does fail, loudly and within its deadline: each place left out, a corrupted rank, unsupported flags, another SGLang."""
+import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from serving import ask, serving
 
-from workbench import keeper, server
+from workbench import client, keeper, server
 from workbench.arms import Arm
+from workbench.engine import limits
+from workbench.engine.orders import Orders, Placement
 from workbench.errors import ServerFailed
 
 pytestmark = pytest.mark.engine
@@ -27,7 +31,6 @@ def test_a_corrupted_rank_without_agreement_is_detected_within_the_deadline(tiny
     with pytest.raises(ServerFailed, match="hung|no completion|died") as failure:
         with serving(quick, "own-1+agreement=off", logfolder / "off", corrupt_rank=1) as up:
             assert any("planted fault" in reason for reason in up.unattested)
-            from workbench import client
             for _ in range(4):
                 answers = client.send(up.url, heldout[:4], concurrency=2, max_new_tokens=64, deadline_s=15)
                 if any(a.error for a in answers):
@@ -51,30 +54,55 @@ def test_a_corrupted_rank_is_overruled_by_broadcast_but_never_attested(tiny, hel
     assert keeper.processes(up.launch.server) == []
 
 
-@pytest.mark.parametrize(("flags", "words"), [
-    (["--pp-size", "2"], "pipeline parallelism"),
-    (["--speculative-adaptive"], "--speculative-adaptive"),
-    (["--disaggregation-mode", "prefill"], "PD disaggregation"),
+@pytest.mark.parametrize(("field", "value", "words"), [
+    ("pp_size", 2, "pipeline parallelism"), ("attn_cp_size", 2, "context parallelism"), ("enable_dp_attention", True, "DP attention"),
+    ("speculative_adaptive", True, "--speculative-adaptive"), ("disaggregation_mode", "prefill", "PD disaggregation"),
+    ("speculative_use_rejection_sampling", True, "rejection sampling"), ("enable_lora", True, "LoRA"),
+    ("enable_hierarchical_cache", True, "hierarchical cache"),
 ])
-def test_unsupported_flags_stop_the_server_in_one_sentence(flags, words, tiny):
+def test_an_unsupported_argument_is_one_sentence(field, value, words):
+    [hook] = limits.argument_hooks(Orders(arms=(Placement("own-1", 1),)))
+    harmless = dict.fromkeys((name for name, *_ in limits.UNSUPPORTED), None)
+    hook.function(SimpleNamespace(**harmless), [])
+    with pytest.raises(SystemExit, match=words):
+        hook.function(SimpleNamespace(**harmless | {field: value}), [])
+
+
+def test_an_unsupported_flag_stops_the_server_before_a_model_is_loaded(tiny):
     launch = server.plan(tiny, Arm.parse("own-1"), port=server.free_port(), server="flags")
-    import os
-    done = subprocess.run([*launch.command, *flags], env={**os.environ, **launch.environment}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*launch.command, "--pp-size", "2"], env={**os.environ, **launch.environment}, capture_output=True, text=True,
+                          timeout=180)
     said = [line for line in done.stderr.splitlines() if line.startswith("draft-tp: ")]
-    assert done.returncode == 1 and len(said) == 1 and words in said[0], done.stderr[-2000:]
+    assert done.returncode == 1 and len(said) == 1 and "pipeline parallelism" in said[0], done.stderr[-2000:]
 
 
-@pytest.mark.parametrize(("fault", "words"), [
-    ("import importlib.metadata as m; real = m.version; m.version = lambda name: '0.5.24' if name == 'sglang' else real(name)",
-     "patches SGLang 0.5.23 and found 0.5.24"),
-    ("from sglang.srt.speculative import draft_parallel as d; del d.resolve_draft_parallel_layout", "resolve_draft_parallel_layout is missing"),
-    ("from sglang.srt.speculative import draft_parallel as d; d.resolve_draft_parallel_layout = lambda spec: None",
-     "takes spec where model_spec, collapse_cp was expected"),
-    ("from sglang.srt.plugins.hook_registry import HookRegistry as H; H.apply_hooks = classmethod(lambda cls: None)", "was not applied"),
-])
-def test_another_sglang_stops_the_process_in_one_sentence(fault, words, tiny):
-    import os
+FAULTS = {
+    "patches SGLang 0.5.23 and found 0.5.24":
+        "import workbench.engine.hooks as h; h.version = lambda name: '0.5.24'",
+    "resolve_draft_parallel_layout is missing":
+        "from sglang.srt.speculative import draft_parallel as d; del d.resolve_draft_parallel_layout",
+    "takes spec where model_spec, collapse_cp was expected":
+        "from sglang.srt.speculative import draft_parallel as d; d.resolve_draft_parallel_layout = lambda spec: None",
+    "was not applied":
+        "from sglang.srt.plugins.hook_registry import HookRegistry as H; H.apply_hooks = classmethod(lambda cls: None)",
+}
+
+
+def test_another_sglang_stops_the_process_in_one_sentence(tiny):
     launch = server.plan(tiny, Arm.parse("own-1"), port=1, server="fault")
-    code = f"{fault}\nfrom workbench.engine.plugin import register\nregister('scheduler')"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **launch.environment}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "draft-tp: " in done.stderr and words in done.stderr.splitlines()[-1], done.stderr[-2000:]
+    # SGLang is imported once; each fault is planted in a fork of that process.
+    code = f"""
+import os, sys
+import sglang.srt.speculative.eagle_worker_v2
+from workbench.engine.plugin import register
+for fault in {list(FAULTS.values())!r}:
+    sys.stderr.flush()
+    if not os.fork():
+        exec(fault)
+        register("scheduler")
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **launch.environment}, capture_output=True, text=True, timeout=240)
+    said = [line for line in done.stderr.splitlines() if line.startswith("draft-tp: ")]
+    assert done.stdout.split() == ["1"] * len(FAULTS), done.stderr[-2000:]
+    assert len(said) == len(FAULTS) and all(words in line for words, line in zip(FAULTS, said)), said

@@ -2,17 +2,27 @@
 import pytest
 from serving import ask, histogram, serving
 
-from workbench import reference
+from workbench import client, reference
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize(("arm", "tp"), [("shared", 1), ("shared", 2), ("own-1", 2)])
-def test_histogram_of_32_heldout_prompts(arm, tp, tiny, heldout, decoded, logfolder):
-    with serving(tiny.model_copy(update={"tp": tp}), arm, logfolder) as up:
-        answers = ask(up, heldout[:32])
+def agrees(answers, decoded) -> None:
     assert [a.output_ids for a in answers] == [d.output_ids for d in decoded]
     assert [a.histogram + (0,) * (4 - len(a.histogram)) for a in answers] == [d.histogram for d in decoded]
     assert histogram(answers) == reference.total_histogram(decoded)
+
+
+@pytest.mark.engine
+def test_32_heldout_prompts_on_one_rank(tiny, heldout, decoded, logfolder):
+    with serving(tiny.model_copy(update={"tp": 1}), "shared", logfolder) as up:
+        agrees(ask(up, heldout[:32]), decoded)
+
+
+@pytest.mark.engine
+def test_32_heldout_prompts_on_two_ranks_shared_and_own(tiny, heldout, decoded, logfolder):
+    with serving(tiny, ("shared", "own-1"), logfolder / "two") as up:
+        agrees(ask(up, heldout[:32]), decoded)
+        client.switch(up.url, "own-1", 30)
+        agrees(ask(up, heldout[:32]), decoded)
 
 
 def test_aux_layers_off_by_one_change_the_histogram(tiny, heldout, decoded):

@@ -21,7 +21,7 @@ def test_the_notebook_names_wiring_as_the_suspect(tmp_path):
     (tmp_path / "draft" / "config.json").write_text(json.dumps(config))
     data = tiny.model_dump(mode="json")
     data["pair"] |= {"draft": str(tmp_path / "draft"), "trained_layers": trained}
-    data["plan"] |= {"arms": ["none", "shared"], "starts": 1, "blocks_per_start": 1, "parity_prompts": 4}
+    data["plan"] |= {"arms": ["shared"], "starts": 1, "pairs": 1, "blocks_per_start": 1, "parity_prompts": 4}
     data["name"] = "miswired"
     (tmp_path / "miswired.yaml").write_text(yaml.safe_dump(data))
     done = replay(tmp_path / "run", "--skip", "01_probe", "--skip", "03_baseline", profile=str(tmp_path / "miswired.yaml"))
