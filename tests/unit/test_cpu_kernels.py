@@ -31,7 +31,8 @@ def draft(rng, topk, steps, tokens):
         candidates += new
         if step < steps - 1:    # the last step's choice is nobody's parent
             kept = sorted(new, key=lambda c: -c.score)[:topk]
-            parents += [-1, *range(topk)] if step == 0 else [c.number for c in kept]
+            # Entry 0 stands for node 0; the compiled kernels never read it, so it is a wrong number here (SGLang's is -1).
+            parents += [0, *range(topk)] if step == 0 else [c.number for c in kept]
             kept = kept if step else new
     selected = sorted(sorted(candidates, key=lambda c: -c.score)[:tokens - 1], key=lambda c: c.number)
     return parents, selected
