@@ -77,7 +77,7 @@ def _replay(options: argparse.Namespace) -> int:
     out = options.out or (_newest(profile.name) if options.resume else OUTPUTS / f"{profile.name}-{datetime.now():%Y%m%d-%H%M%S}")
     if options.out and not options.resume and (out / "runs.jsonl").exists():
         raise BadInput("out", f"{out.name} holds a run already", "add --resume to go on with it, or give another folder")
-    command = ["workbench", "replay", options.profile, *(f"-p {change}" for change in options.changes)]
+    command = ["workbench", "replay", options.profile, *(word for change in options.changes for word in ("-p", change))]
     return replay(open_lab(options.profile, out.resolve(), changes(options.changes), command), resume=options.resume, skip=options.skip)
 
 

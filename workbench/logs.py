@@ -7,7 +7,9 @@ from pathlib import Path
 
 _TRACEBACK = "Traceback (most recent call last):"
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?")
-_SECRET = re.compile(r"(?i)((?:token|key|secret|password)[a-z_]*['\"]?\s*[:=]\s*)(['\"]?)[^'\",\s]{6,}\2")
+HIDDEN = "<hidden>"
+_SECRET_NAME = r"(?:token|key|secret|password)"
+_SECRET = re.compile(rf"(?i)({_SECRET_NAME}[a-z_]*['\"]?\s*[:=]\s*)(['\"]?)[^'\",\s]{{6,}}\2")
 
 
 def tail(path: Path, lines: int = 20, width: int = 300) -> tuple[str, ...]:
@@ -47,4 +49,9 @@ def clean(line: str) -> str:
     """A line without this machine's home and working folders and without anything that looks like a secret."""
     for private, public in ((os.getcwd(), "."), (str(Path.home()), "~")):
         line = line.replace(private, public) if len(private) > 1 else line
-    return _SECRET.sub(r"\1<hidden>", line)
+    return _SECRET.sub(rf"\1{HIDDEN}", line)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable of that name may hold what nobody else should read."""
+    return bool(re.search(f"(?i){_SECRET_NAME}", name))

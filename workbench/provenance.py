@@ -4,6 +4,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ def collect(profile: Profile, command: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "schema": 1,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(command),
+        "command": shlex.join(command),
         "engine": profile.engine,
         "versions": {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := _version(name))},
         "workbench_commit": _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"]),

@@ -144,7 +144,7 @@ class RunLog:
 
         Raises: WorkbenchError when the disk is full or gone; what was written before stays.
         """
-        line = record.model_dump_json(exclude_none=True).encode() + b"\n"
+        line = record.model_dump_json().encode() + b"\n"
         try:
             self._file.write(line)
             os.fsync(self._file.fileno())

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 CPU_FLAGS = {"device": "cpu", "attention-backend": "intel_amx", "dtype": "float32", "disable-cuda-graph": True,
              "sleep-on-idle": True}         # a rank that polls for work takes the core that the client and the other ranks need
 # One thread a rank: nothing binds ranks to cores without the compiled kernels, and two pools of threads that spin on two cores cost tenfold.
-CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1",
+                   "CUDA_VISIBLE_DEVICES": ""}     # with a GPU in sight SGLang imports what only CUDA has
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def describe(launch: Launch) -> tuple[tuple[str, ...], dict[str, str]]:
     def public(text: str) -> str:
         return logs.clean(str(text).replace(sys.executable, "python").replace(str(ROOT), "."))
 
-    return tuple(map(public, launch.command)), {key: public(value) for key, value in launch.environment.items()}
+    return tuple(map(public, launch.command)), {key: logs.HIDDEN if logs.is_secret(key) else public(value) for key, value in launch.environment.items()}
 
 
 def _url(launch: Launch) -> str:

@@ -17,6 +17,13 @@ def test_records_come_back_as_they_were_written(tmp_path):
     assert runlog.read(tmp_path / "new" / "runs.jsonl") == [fact(0), fact(1), fact(2)]
 
 
+def test_a_finding_of_nothing_is_a_finding(tmp_path):
+    nothing = fact(0).model_copy(update={"value": None})
+    with RunLog(tmp_path / "runs.jsonl") as log:
+        log.append(nothing)
+    assert runlog.read(tmp_path / "runs.jsonl") == [nothing]
+
+
 def test_a_torn_last_line_is_dropped_and_nothing_before_it(tmp_path):
     path = tmp_path / "runs.jsonl"
     with RunLog(path) as log:
