@@ -155,7 +155,7 @@ def load(name: str, folder: Path = FOLDER) -> Machine | None:
 
 
 def measure(engine: str, ranks: int, *, name: str, environment: Mapping[str, str] | None = None, deadline_s: float = DEADLINE_S) -> Machine:
-    """Measure this machine with one process a rank (workbench/engine/bench.py), all of which have ended on return.
+    """Measure this machine with one process a rank (workbench/engine/measure.py), all of which have ended on return.
 
     environment: the profile's server environment, so that NCCL is set as it is when serving.
     Raises: WorkbenchError when the measurement fails or takes longer than ``deadline_s``.
@@ -164,9 +164,9 @@ def measure(engine: str, ranks: int, *, name: str, environment: Mapping[str, str
     with tempfile.TemporaryDirectory() as folder:
         result, output = Path(folder, "result.json"), Path(folder, "log")
         order = json.dumps({"engine": engine, "ranks": ranks, "result": str(result)})
-        bench = [sys.executable, "-m", "workbench.engine.bench", order]
+        command = [sys.executable, "-m", "workbench.engine.measure", order]
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "workbench.keeper", uuid.uuid4().hex[:12], str(output), *bench],
+            [sys.executable, "-m", "workbench.keeper", uuid.uuid4().hex[:12], str(output), *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT,
             # Gloo looks up the host's own name, which a machine without a network may not resolve.
             env={**os.environ, **({"GLOO_SOCKET_IFNAME": "lo"} if engine == "cpu" else {}), **(environment or {})})

@@ -24,8 +24,8 @@ _CYCLE = ("draft", "verify", "draft_extend", "decode", "outside", BETWEEN)
 # By what kernels of CUDA libraries, of SGLang and of torch (on the CPU: its operators) are called.
 _NAMES = (
     ("collective", re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|multimem|lamport|^gloo:|^c10d::", re.I)),
-    ("attention", re.compile(r"attn|attention|flash(?!infer)|With(Paged|Ragged)KV|fmha|mla_|_fwd_(grouped_)?kernel|softmax_reducev|merge_state",
-                             re.I)),
+    ("attention", re.compile(r"attn|attention|flash(?!infer)|With(Paged|Ragged)KV|fmha|mla_|_fwd_(grouped_)?kernel|"
+                             r"softmax_reducev|merge_state", re.I)),
     ("matrix", re.compile(r"gemm|gemv|matmul|cutlass|cublas|nvjet|splitk|xmma|fused_moe|marlin|dot_kernel|aten::(mm|addmm|bmm|linear)$",
                           re.I)),
 )

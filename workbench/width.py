@@ -69,10 +69,10 @@ def table(found: Sequence[Choice]) -> pd.DataFrame:
 
 
 def sentence(found: Sequence[Choice]) -> str:
-    """The best number of steps in words, and what it gains over no speculation."""
+    """The best number of steps in words, and what it gains over no speculation; of nothing, that it cannot be judged."""
+    if len(found) < 2:
+        return "No number of steps can be judged: acceptance or the time of a verify is not known."
     chosen, plain = best(found), found[0]
-    if len(found) == 1:
-        return "No number of steps can be judged: neither acceptance nor a verify of 2 tokens is known."
     if not chosen.steps:
         return f"No speculation is best: {plain.tokens_per_s:.3g} tokens/s, and no number of steps up to {found[-1].steps} makes more."
     more = " (the most that is known, so more may be better)" if chosen is found[-1] else ""

@@ -204,6 +204,15 @@ def test_a_stage_is_its_bytes_and_its_collectives(origin):
     assert predict(profile, target, draft, Arm.parse("own-1"), machine(), remainder_s=1e-3).cycle_s == pytest.approx(found.cycle_s + 1e-3)
 
 
+def test_the_floor_of_a_draft_seen_on_two_h200(origin, tmp_path):
+    """A trial there with own-1, hidden 7168 and a head of 32000 tokens: draft 1.9 to 2.6 ms for 5 steps, 1.5 ms by its weights alone."""
+    profile, target, _ = origin
+    draft = pair.read(folder(tmp_path / "small", DRAFT | WIDE | dict(draft_vocab_size=32000)), "pair.draft")
+    two = profile.model_copy(update={"tp": 2})
+    found = predict(two, target, draft, Arm.parse("own-1+agreement=off"), machine(2))
+    assert 1.4e-3 < found.stages["draft"].total_s < 1.9e-3 and 0.4e-3 < found.stages["draft_extend"].total_s < 0.62e-3
+
+
 def test_operations_bound_a_stage_where_they_take_longer(origin):
     profile, *_ = origin
     slow = cost.cost(profile, Work(bytes=4e9, operations=7e12), machine())

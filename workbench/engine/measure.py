@@ -1,6 +1,6 @@
 """Measure what the cost model takes as input, one process a rank: copies, matrix products, launches, collectives by size and group.
 
-``python -m workbench.engine.bench ORDER`` with one JSON value {"engine", "ranks", "result"}; rank 0 writes the result file.
+``python -m workbench.engine.measure ORDER`` with one JSON value {"engine", "ranks", "result"}; rank 0 writes the result file.
 """
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def _communicators(groups: list[list[int]], cuda: bool) -> list[tuple[str, objec
         return [("gloo", Gloo(groups))]
     from sglang.srt.distributed.parallel_state import init_model_parallel_group
 
-    made = [("nccl", init_model_parallel_group(groups, dist.get_rank(), "nccl", use_custom_allreduce=False, group_name="bench_nccl")),
-            ("custom", init_model_parallel_group(groups, dist.get_rank(), "nccl", use_custom_allreduce=True, group_name="bench_custom"))]
+    made = [("nccl", init_model_parallel_group(groups, dist.get_rank(), "nccl", use_custom_allreduce=False, group_name="measure_nccl")),
+            ("custom", init_model_parallel_group(groups, dist.get_rank(), "nccl", use_custom_allreduce=True, group_name="measure_custom"))]
     # SGLang goes on without custom all-reduce where it cannot be set up (parallel_state.py:518).
     return [(backend, group) for backend, group in made if backend == "nccl" or group.ca_comm is not None and not group.ca_comm.disabled]
 

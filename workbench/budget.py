@@ -1,0 +1,163 @@
+"""What separating the draft could be worth, before a server is started: the ceilings and predictions of 02_budget."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from workbench import ceilings, cost, machine, pair
+from workbench.arms import Arm
+from workbench.cost import Prediction
+from workbench.errors import BadInput, WorkbenchError
+from workbench.lab import Lab
+from workbench.machine import Machine
+from workbench.pair import ModelShape
+from workbench.runlog import Block
+from workbench.tables import number
+
+CPU_CAVEAT = " Measured on the CPU engine: not a statement about GPUs."
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What predictions stand on: the machine's measured inputs and the shapes of the pair; or, in ``why``, why there are none."""
+
+    inputs: Machine | None = None
+    target: ModelShape | None = None
+    draft: ModelShape | None = None
+    why: str = ""
+
+
+def basis(run: Lab) -> Basis:
+    """The inputs kept in the run's log; else those of this machine, which are measured where they never were, and kept in the log.
+
+    A log that holds measurements but no inputs may be another machine's: then there is no basis, and no prediction.
+    """
+    kept = run.finding("machine")
+    if kept is None and any(isinstance(record, Block) for record in run.records):
+        return Basis(why="the log holds measurements but not the inputs of their machine: run 02_budget before the servers")
+    try:
+        inputs = machine.of(run.profile) if kept is None else Machine.from_json(kept)
+        target, draft = (pair.read(getattr(run.profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
+        cost.by_placement(run.profile, target, draft, inputs)
+    except WorkbenchError as error:
+        return Basis(why=str(error).rstrip("."))
+    if kept is None:
+        run.find("budget", "machine", inputs.to_json())
+    return Basis(inputs, target, draft)
+
+
+def context(run: Lab) -> float:
+    """Tokens of KV that a request of the workload holds half way through its answer, on average over the prompts."""
+    return sum(len(p["input_ids"]) for p in run.prompts) / len(run.prompts) + run.profile.workload.max_new_tokens / 2
+
+
+def numbers(run: Lab, verdict: Mapping[str, Any], found: Basis = Basis()) -> ceilings.Numbers:
+    """The numbers of the ceilings: this run's where none and shared were measured, else the origin's; ``source`` says which.
+
+    By cycle times, so that prefill and queue are left out and requests at once count as one. The draft's collectives are those counted,
+    at the latency that the machine's inputs give for the draft's own messages (the origin's estimate where there are none).
+    """
+    arms, steps = verdict.get("arms") or {}, run.profile.speculation.steps
+    plain, shared = (number((arms.get(arm) or {}).get("cycle_ms")) for arm in ("none", "shared"))
+    facts = arms.get("shared") or {}
+    length, stages = number(facts.get("accept_length")), facts.get("stage_ms") or {}
+    if not (plain > 0 and shared > 0 and length >= 1 and steps):
+        return ceilings.Numbers()
+    known: dict[str, Any] = {}
+    if (count := collectives(run, facts, found)) is not None:
+        known["collectives_a_step"] = count / steps
+    if "draft" in stages:
+        known["draft_s"] = (stages["draft"] + stages.get("draft_extend", 0)) / 1e3
+    if found.inputs is not None:
+        known["collective_s"] = (collective_s(run, found),) * 2
+    try:
+        return ceilings.Numbers(1e3 / plain, 1e3 * length / shared, length, steps, **known, source="this run's cycle times")
+    except BadInput as error:
+        return ceilings.Numbers(source=f"the origin's numbers (this run's cannot be used: {str(error).rstrip('.')})")
+
+
+def collectives(run: Lab, facts: Mapping[str, Any], found: Basis) -> float | None:
+    """Collectives of shared's drafting a cycle: as counted in the server, or where graphs hide them from that by its source."""
+    counted = facts.get("collectives_per_round") or {}
+    if "draft" in counted and not cost.graphs(run.profile):
+        return counted["draft"] + counted.get("draft_extend", 0)
+    return None if found.inputs is None else sum(c.count for work in _drafting(run, found) for c in work.collectives)
+
+
+def _drafting(run: Lab, found: Basis) -> list[cost.Work]:
+    works = cost.stages(run.profile, found.target, found.draft, Arm("shared"))
+    return [works[stage] for stage in ("draft", "draft_extend")]
+
+
+def collective_s(run: Lab, found: Basis) -> float:
+    """Mean seconds of one collective of shared's drafting, by the machine's latencies."""
+    works = _drafting(run, found)
+    count = sum(c.count for work in works for c in work.collectives)
+    return sum(cost.cost(run.profile, work, found.inputs).collective_s for work in works) / count if count else 0.0
+
+
+def placements(run: Lab, found: Basis) -> dict[str, Prediction]:
+    """{arm: its predicted cycle} for shared and every own-N; empty without a basis."""
+    return {} if found.inputs is None else cost.by_placement(run.profile, found.target, found.draft, found.inputs, context=context(run))
+
+
+def inputs(found: Basis) -> pd.DataFrame:
+    """The machine's measured inputs; one row that says why where there are none."""
+    if found.inputs is None:
+        return pd.DataFrame([{"input": "none", "why": found.why}])
+    rows = machine.table(found.inputs)
+    return rows.assign(value=[f"{value:.0f}" if value >= 100 else f"{value:.3g}" for value in rows["value"]])
+
+
+def placement_table(predictions: Mapping[str, Prediction]) -> pd.DataFrame:
+    """One row a placement: what drafting takes of a cycle, by what it is spent on, in milliseconds."""
+    rows = []
+    for arm, prediction in predictions.items():
+        costs = [prediction.stages[stage] for stage in ("draft", "draft_extend")]
+        rows.append((arm, *(1e3 * sum(of(c) for c in costs) for of in (
+            lambda c: c.work_s, lambda c: c.collective_s, lambda c: c.launch_s)), 1e3 * prediction.draft_s, 1e3 * prediction.cycle_s))
+    return pd.DataFrame(rows, columns=["arm", "weights and KV (ms)", "collectives (ms)", "launches (ms)", "drafting (ms/cycle)",
+                                       "cycle (ms)"])
+
+
+def placement_bars(predictions: Mapping[str, Prediction]) -> pd.DataFrame:
+    """What drafting takes by what it is spent on, for ``charts.stage_times``."""
+    parts = placement_table(predictions).rename(columns=lambda name: name.removesuffix(" (ms)"))
+    return parts.melt("arm", ["weights and KV", "collectives", "launches"], "stage", "time (ms/cycle)")
+
+
+def verify_table(run: Lab, found: Basis) -> pd.DataFrame:
+    """One row a width: the predicted time of a verify of so many tokens and, for a mixture, how many experts of a layer it reads."""
+    columns = ["tokens verified", "verify (ms)", "in plain steps"]
+    if found.inputs is None:
+        return pd.DataFrame(columns=columns)
+    times, experts = cost.verify_s(run.profile, found.target, found.inputs, context=context(run)), found.target.experts
+    rows = pd.DataFrame([(w, 1e3 * s, s / times[1]) for w, s in times.items()], columns=columns)
+    return rows if experts is None else rows.assign(**{"experts read (of a layer)": [
+        cost.distinct_experts(experts.count, cost.experts_a_token(found.target), w * run.profile.workload.concurrency) for w in times]})
+
+
+def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
+    """02_budget's answer, in words."""
+    said = ceilings.sentence(numbers(run, verdict, found))
+    predictions = placements(run, found)
+    if not predictions:
+        return f"{said} No prediction for this machine: {found.why}."
+    chosen, shared = cost.best(predictions), predictions["shared"]
+    gain = shared.draft_s - chosen.draft_s
+    best = f"least on {chosen.arm}, {in_ms(chosen.draft_s)}: separating saves {in_ms(gain)} of {in_ms(shared.cycle_s)} at best"
+    return (f"{said} On this machine ({found.inputs.name}) the model expects drafting to take {in_ms(shared.draft_s)} of a cycle on the "
+            f"target's group and {best if gain > 0 else 'no less on a group of its own'}.{caveat(run)}")
+
+
+def caveat(run: Lab) -> str:
+    """What a figure of the CPU engine must be read with; nothing on GPUs."""
+    return CPU_CAVEAT if run.profile.engine == "cpu" else ""
+
+
+def in_ms(seconds: float) -> str:
+    """Seconds in words: three significant digits, in milliseconds."""
+    return f"{1e3 * seconds:.3g} ms"
