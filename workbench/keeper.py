@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 
@@ -16,14 +17,15 @@ MARKER = "DRAFT_TP_SERVER"
 
 def processes(server: str) -> list[psutil.Process]:
     """Every live process whose environment carries the server's marker: workers outlive their parents and change their session."""
-    found = []
-    for process in psutil.process_iter():
+    found, mark = [], f"{MARKER}={server}".encode()
+    for pid in psutil.pids():
         try:
-            if process.environ().get(MARKER) == server and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            # Read afresh: psutil.process_iter keeps processes from call to call and takes one for another when the clock is set.
+            if pid != os.getpid() and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(psutil.Process(pid))
         except (psutil.Error, OSError):
             continue        # gone, or another user's
-    return [p for p in found if p.pid != os.getpid()]
+    return found
 
 
 def end(server: str, patience_s: float = 3.0, deadline_s: float = 30.0) -> list[int]:

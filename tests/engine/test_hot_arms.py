@@ -32,8 +32,8 @@ def hot(tiny, logfolder):
 @pytest.fixture(scope="session")
 def references(tiny, heldout, decoded):
     """The offline reference by step count."""
-    shallow = reference.decode(tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:6]], TOKENS, 2)
-    return {3: decoded[:6], 2: shallow}
+    shallow = reference.decode(tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:3]], TOKENS, 2)
+    return {3: decoded[:3], 2: shallow}
 
 
 def asked(profile, name: str):
@@ -45,7 +45,7 @@ def check(up, name: str, tiny, heldout, references, collectives: tuple[int, int]
     speculation = asked(tiny, name)
     before = client.switch(up.url, name, 30)
     assert attestation.not_in_force(Arm.parse(name), before["in_force"], tiny.tp, speculation) == []
-    alone, together = ask(up, heldout[:6]), ask(up, heldout[:6], concurrency=4)
+    alone, together = ask(up, heldout[:3]), ask(up, heldout[:3], concurrency=4)
     rounds, said = per_round(up, before["counts"]), client.server_info(up.url)["draft_tp"]
     expected = references[3]
     assert [a.output_ids for a in alone] == [d.output_ids for d in expected]
@@ -232,7 +232,7 @@ def test_trees_share_a_server(tiny, heldout, references, logfolder):
         for arm in wide:
             before = client.switch(up.url, arm, 30)
             assert attestation.not_in_force(Arm.parse(arm), before["in_force"], 2, asked(tiny, arm)) == []
-            answers = ask(up, heldout[:6])
+            answers = ask(up, heldout[:3])
             assert [a.output_ids for a in answers] == [d.output_ids for d in references[3]]
             seen[arm] = [a.histogram for a in answers], per_round(up, before["counts"])["draft"]
     assert seen[wide[0]][0] == seen[wide[1]][0] != seen[wide[2]][0]
