@@ -1,6 +1,9 @@
 """A machine's measured inputs: interpolation, SGLang's choice of communicator, names, saving, and one real measurement on the CPU."""
+import ast
+import importlib.util
 import json
 import os
+from pathlib import Path
 
 import pytest
 from tiny_models import profile as tiny_profile
@@ -101,6 +104,18 @@ def test_the_cpu_is_measured_by_real_processes_and_used_again(profile, tmp_path,
 def test_a_measurement_that_fails_says_why():
     with pytest.raises(WorkbenchError, match="could not be measured"):
         measure("cuda", 1, name="nothing here", environment={"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_what_is_measured_on_gpus_is_called_as_sglang_has_it():
+    """The calls of engine/measure.py to SGLang's communicators, held against the installed source: no GPU is needed to see them change."""
+    source = Path(importlib.util.find_spec("sglang").origin).parent / "srt" / "distributed" / "parallel_state.py"
+    functions = {node.name: [a.arg for a in node.args.args] for node in ast.walk(ast.parse(source.read_text()))
+                 if isinstance(node, ast.FunctionDef)}
+    made = functions["init_model_parallel_group"]
+    assert made[:3] == ["group_ranks", "local_rank", "backend"] and {"use_custom_allreduce", "group_name"} <= set(made)
+    assert functions["all_gather_into_tensor"] == ["self", "output", "input"] and functions["broadcast"] == ["self", "input_", "src"]
+    assert functions["all_reduce"] == ["self", "input_"] and functions["graph_capture"][-1] == "stream"
+    assert "should_custom_ar" in source.read_text()
 
 
 def test_the_table_has_units():

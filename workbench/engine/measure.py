@@ -54,6 +54,7 @@ class Clock:
         for _ in range(self.sizes.repeats):
             self.wait()
             dist.barrier()
+            self.wait()
             begun = time.perf_counter()
             for _ in range(calls):
                 call()
@@ -188,7 +189,7 @@ def rank_main(rank: int, order: dict, meeting: str) -> None:
             "launch_s": seconds["launch"], "graph_launch_s": seconds.get("graph_launch"), "graph_replay_s": seconds.get("replay"),
             "latencies": latencies, "torch": torch.__version__}))
     dist.barrier()
-    dist.destroy_process_group()
+    # Communicators end with the process: taking NCCL's apart while graphs hold them can hang.
 
 
 def main() -> None:
