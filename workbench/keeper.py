@@ -28,7 +28,7 @@ def processes(server: str) -> list[psutil.Process]:
     return found
 
 
-def end(server: str, patience_s: float = 3.0, deadline_s: float = 30.0) -> list[int]:
+def end(server: str, patience_s: float = 1.0, deadline_s: float = 30.0) -> list[int]:
     """End every process of a server, first politely, then for certain; returns the pids that are still alive at the deadline."""
     begun = time.monotonic()
     while (alive := processes(server)) and time.monotonic() - begun < deadline_s:
