@@ -210,7 +210,7 @@ def test_the_overlapping_loop_and_the_prefix_cache(tiny, heldout, references, lo
         for arm in (*arms, "shared"):
             answers = check(up, arm, tiny, heldout, references, ARMS[arm])
             # A prefix kept from another arm's time has no KV in this one's pool.
-            assert [a.cached_tokens for a in answers] == [0] * 6
+            assert [a.cached_tokens for a in answers] == [0] * len(answers)
         assert ask(up, heldout[:1])[0].cached_tokens > 0
 
 
