@@ -23,14 +23,16 @@ def tail(path: Path, lines: int = 20, width: int = 300) -> tuple[str, ...]:
 
 
 def first_failure(path: Path) -> str | None:
-    """The first sentence of ours ("draft-tp: ...") in a log, else the first traceback, with its rank; None when there is neither."""
+    """The first sentence of ours ("draft-tp: ...") in a log, else the first traceback that ended a rank, else the first of any; None without."""
     if not path.exists():
         return None
     lines = path.read_text(errors="replace").splitlines()
     ours = next((line for line in lines if line.startswith("draft-tp: ")), None)
     if ours:
         return ours.removeprefix("draft-tp: ")
-    begin = next((i for i, line in enumerate(lines) if _TRACEBACK in line), None)
+    # Helper threads trace harmless failures (a warm-up call before the port is open); what ends a rank says so (scheduler.py:6373).
+    ends = (f"hit an exception: {_TRACEBACK}", _TRACEBACK)
+    begin = next((i for words in ends for i, line in enumerate(lines) if words in line), None)
     if begin is None:
         return None
     stamp = _STAMP.match(lines[begin])

@@ -26,6 +26,12 @@ def test_the_first_traceback_of_the_first_rank(tmp_path):
     assert said.startswith("TP1: ") and said.endswith("ValueError: the first to fail") and "connection closed" not in said
 
 
+def test_a_harmless_traceback_of_a_helper_thread_is_passed_over(tmp_path):
+    harmless = "Exception in thread Thread-1:\nTraceback (most recent call last):\n  File \"c.py\"\nConnectionError: not open yet\n"
+    assert logs.first_failure(write(tmp_path, harmless + TWO_RANKS)).endswith("ValueError: the first to fail")
+    assert logs.first_failure(write(tmp_path, harmless)).endswith("ConnectionError: not open yet")
+
+
 def test_our_own_sentence_comes_before_any_traceback(tmp_path):
     assert logs.first_failure(write(tmp_path, TWO_RANKS + "draft-tp: own-3 does not divide\n")) == "own-3 does not divide"
 
