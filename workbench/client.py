@@ -89,7 +89,9 @@ def server_info(url: str, timeout_s: float = 30) -> dict[str, Any]:
     """
     try:
         info = _run(_get(url, "/server_info", timeout_s))
-    except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+    except asyncio.TimeoutError:
+        raise ServerFailed(f"hung: no answer to /server_info for {timeout_s:g} s while the server was up") from None
+    except (aiohttp.ClientError, OSError) as error:
         raise ServerFailed(f"the server does not answer /server_info ({type(error).__name__})") from None
     state = (info.get("internal_states") or [{}])[0]
     return {**info, "draft_tp": state.get("draft_tp", {}), "internal_states": None}
