@@ -31,8 +31,9 @@ $(BASE)/ready:
 replay: env
 	$(BIN)/workbench replay $(PROFILE) $(ARGS)
 
+# One thread for torch: tiny models gain nothing from more, and two pools that spin on two cores cost tenfold beside a server.
 test: env
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
 lab: env
 	JUPYTER_PATH=$(BASE)/share/jupyter JUPYTERLAB_DIR=$(BASE)/share/jupyter/lab JUPYTER_CONFIG_PATH=$(BASE)/etc/jupyter \
