@@ -208,10 +208,9 @@ def test_the_overlapping_loop_and_the_prefix_cache(tiny, heldout, references, lo
     with serving(cached, arms, logfolder / "overlap", overlap=True) as up:
         assert up.unattested == () and "Overlap schedule is not implemented" not in up.log.read_text()
         for arm in (*arms, "shared"):
-            answers = check(up, arm, tiny, heldout, references, ARMS[arm])
-            # A prefix kept from another arm's time has no KV in this one's pool.
-            assert [a.cached_tokens for a in answers] == [0] * len(answers)
-        assert ask(up, heldout[:1])[0].cached_tokens > 0
+            # A prefix kept from another arm's time has no KV in this one's pool; the first prompt was the last arm's too.
+            assert check(up, arm, tiny, heldout, references, ARMS[arm])[0].cached_tokens == 0
+            assert ask(up, heldout[:1])[0].cached_tokens > 0
 
 
 def test_four_ranks(tiny, heldout, references, logfolder):
