@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.utils import logging as progress
 
 from workbench.errors import BadInput
 
@@ -177,6 +178,7 @@ class Reference:
         if len(set(captured)) != wanted or not 0 <= captured[0] <= captured[-1] < layers:
             raise BadInput("aux layers", f"{list(ids)} are not {wanted} layers that SGLang can capture in a target of {layers}",
                            "mend eagle_aux_hidden_state_layer_ids")
+        progress.disable_progress_bar()          # a widget in a notebook, which a report read elsewhere cannot show
         target = AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32, local_files_only=True).eval()
         return cls(target, draft, captured)
 

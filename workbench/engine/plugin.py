@@ -25,7 +25,7 @@ def register(role: str | None = None) -> None:
             return
         hooks = _argument_hooks(orders)
         if (role or _role()) == "launcher":
-            hooks += limits.argument_hooks(orders) + route.hooks(orders)
+            hooks += limits.argument_hooks(orders) + route.hooks(orders) + (_process_hooks() if orders.cpu else [])
         installed: list[str] = []
         if (role or _role()) == "scheduler":
             counters, switch = counting.Counters(complete=orders.cpu), control.Control(orders)
@@ -39,7 +39,7 @@ def register(role: str | None = None) -> None:
 
 
 def _role() -> str:
-    """SGLang spawns run_scheduler_process and run_detokenizer_process (entrypoints/engine.py); what is not spawned is the launcher."""
+    """SGLang starts run_scheduler_process and run_detokenizer_process (entrypoints/engine.py) as processes; what is left is the launcher."""
     target = getattr(multiprocessing.current_process(), "_target", None)
     names = {"run_scheduler_process": "scheduler", "run_detokenizer_process": "detokenizer", None: "launcher"}
     name = getattr(target, "__name__", None)
@@ -54,6 +54,12 @@ def _argument_hooks(orders: Orders) -> list[Hook]:
     found = [Hook(groups + "overrides._attention_backend_platform_fallbacks", keep_intel_amx, ("view",))] if orders.cpu else []
     return found + ([Hook(groups + "speculative_hook._disable_overlap_schedule_for_cpu", keep_overlap, ("server_args",))]
                     if orders.overlap else [])
+
+
+def _process_hooks() -> list[Hook]:
+    from workbench.engine.cpu.processes import fork_children
+
+    return [Hook("sglang.srt.entrypoints.engine._set_envs_and_config", fork_children, ("server_args",), "after")]
 
 
 def _cpu_hooks() -> list[Hook]:
