@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 from workbench.errors import BadInput
 
-AGREEMENTS = ("broadcast", "check", "off")
+WORDS = {"agreement": ("broadcast", "check", "off"), "timing": ("on", "off")}
 _NAME = re.compile(r"(?P<placement>none|shared|own-(?P<group>[1-9]\d*))(#(?P<replica>[1-9]\d*))?(?P<settings>(\+[a-z_]+=[a-z0-9]+)*)")
 _INTEGERS = ("steps", "topk", "draft_tokens")
 
@@ -19,7 +19,7 @@ class Arm:
         (the draft replicated on groups of ``group`` consecutive ranks).
     group: ranks in one draft group; None unless ``own``.
     replica: the same configuration under a second label, for a control (an arm against itself).
-    steps, topk, draft_tokens, agreement: where this arm departs from its profile; None means the profile's.
+    steps, topk, draft_tokens, agreement, timing: where this arm departs from its profile; None means the profile's.
 
     The name is ``PLACEMENT[#REPLICA][+key=value...]``: ``own-1``, ``shared#2``, ``own-2+steps=2+agreement=off``.
     """
@@ -31,6 +31,7 @@ class Arm:
     topk: int | None = None
     draft_tokens: int | None = None
     agreement: str | None = None
+    timing: str | None = None
 
     @classmethod
     def parse(cls, name: str) -> Arm:
@@ -46,11 +47,12 @@ class Arm:
             key, value = item.split("=")
             if key in _INTEGERS and value.isdigit():
                 settings[key] = int(value)
-            elif key == "agreement" and value in AGREEMENTS:
+            elif value in WORDS.get(key, ()):
                 settings[key] = value
             else:
                 raise BadInput("arm", f"{name!r} has the unknown setting {item!r}",
-                               f"use {', '.join(_INTEGERS)} with a number or agreement with one of {', '.join(AGREEMENTS)}")
+                               f"use {', '.join(_INTEGERS)} with a number, or "
+                               + " or ".join(f"{word} with one of {', '.join(values)}" for word, values in WORDS.items()))
         if match["placement"] == "none" and settings:
             raise BadInput("arm", f"{name!r} gives settings of a draft to an arm without one", "use plain none")
         group = int(match["group"]) if match["group"] else None
@@ -61,7 +63,7 @@ class Arm:
     def name(self) -> str:
         name = self.placement if self.group is None else f"own-{self.group}"
         name += f"#{self.replica}" if self.replica else ""
-        chosen = ("steps", "topk", "draft_tokens", "agreement")
+        chosen = (*_INTEGERS, *WORDS)
         return name + "".join(f"+{f.name}={getattr(self, f.name)}" for f in fields(self)
                               if f.name in chosen and getattr(self, f.name) is not None)
 

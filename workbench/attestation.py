@@ -45,7 +45,7 @@ def not_in_force(arm: Arm, in_force: Sequence[Mapping], tp: int, asked: Speculat
     size, found = arm.group or tp, []
     for rank, said in enumerate(in_force):
         first = rank // size * size
-        expected = {"arm": arm.name, "steps": asked.steps, "draft_tokens": asked.draft_tokens, "topk": asked.topk,
+        expected = {"arm": arm.name, "steps": asked.steps, "draft_tokens": asked.draft_tokens, "topk": asked.topk, "timing": asked.timing,
                     "group_ranks": list(range(first, first + size))} if arm.speculates else {"arm": "none"}
         found += [f"rank {rank} runs with {key} {said.get(key)} where {value} was ordered" for key, value in expected.items()
                   if said.get(key) != value]

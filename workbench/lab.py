@@ -92,7 +92,7 @@ def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any]
     chosen, path = load(profile, dict(changes or {})), Path(folder)
     kept = path / "profile.json"
     if kept.exists():
-        if json.loads(kept.read_text()) != json.loads(chosen.model_dump_json()):
+        if Profile.model_validate_json(kept.read_text()) != chosen:          # a field that came later has its default in an older run
             raise BadInput("out", f"{path.name} holds a run under another profile or other parameters", "give another --out or the same ones")
     else:
         try:
@@ -143,7 +143,7 @@ class _Bench:
                                max_new_tokens=task.max_new_tokens, deadline_s=profile.server.token_within_s)
         seconds = time.perf_counter() - begun
         said = client.server_info(self.server.url)["draft_tp"]
-        rounds, collectives, spent = _difference(said["counts"], before)
+        rounds, collectives, spent, timed = _difference(said["counts"], before)
         faults = [*self.server.unattested, *attestation.not_in_force(arm, said["in_force"], profile.tp, asked),
                   *attestation.miscounted(arm, asked, requests, rounds, _less(said["counts"]["verified"], before["verified"]))]
         if faults:
@@ -153,7 +153,7 @@ class _Bench:
             position=planned.position, seed=planned.seed, concurrency=task.concurrency, time=at, seconds=seconds, server=said["server"],
             arm_in_force=said["arm"], attested=not faults,
             prompts_from="random" if profile.workload.prompts == "random" else "heldout", requests=tuple(requests),
-            rounds=rounds, collectives=collectives, stage_seconds=spent))
+            rounds=rounds, collectives=collectives, stage_seconds=spent, stage_timed=timed))
 
     def _reach(self, task: Task, arm: Arm) -> Mapping[str, Any]:
         """The arm in force, by a switch where the server in use holds it and by a start where not; returns the server's own account."""
@@ -194,13 +194,13 @@ def _group(task: Task) -> tuple:
     return task.planned.experiment, task.planned.start_group
 
 
-def _difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, dict[str, int]], dict[str, float]]:
-    """The server's counts over a block: rounds by stage, collectives by stage and kind, seconds by stage."""
+def _difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[dict, dict, dict, dict]:
+    """The server's counts over a block: rounds by stage, collectives by stage and kind, seconds by stage, rounds timed by stage."""
     collectives = {stage: _less(kinds, before["collectives"].get(stage, {})) for stage, kinds in after["collectives"].items()}
     rounds = _less(after["rounds"], before["rounds"])
     # A stage that ran and is listed without a collective made none; one that is not listed was not counted.
     return (rounds, {stage: kinds for stage, kinds in collectives.items() if kinds or stage in rounds},
-            _less(after["seconds"], before["seconds"]))
+            _less(after["seconds"], before["seconds"]), _less(after["timed"], before["timed"]))
 
 
 def _less(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,8 @@ def stage_ms(blocks: Sequence[Block]) -> dict[str, float]:
     found: dict[str, float] = {}
     for stage in dict.fromkeys(stage for b in blocks for stage in b.stage_seconds):
         timed = [b for b in blocks if stage in b.stage_seconds]
-        ms = _over(1000 * sum(b.stage_seconds[stage] for b in timed), sum(b.rounds.get(stage, 0) for b in timed))
+        ms = _over(1000 * sum(b.stage_seconds[stage] for b in timed),
+                   sum(b.stage_timed.get(stage, b.rounds.get(stage, 0)) for b in timed))
         if ms is not None:
             found[stage] = ms
     return found

@@ -39,13 +39,17 @@ class Pair(Section):
 
 
 class Speculation(Section):
-    """SGLang's --speculative-*: chain when topk is 1 (then draft_tokens is steps + 1), a tree otherwise."""
+    """SGLang's --speculative-*: chain when topk is 1 (then draft_tokens is steps + 1), a tree otherwise.
+
+    agreement: of the ranks' drafts (engine/agreement.py). timing: whether the stages of the cycle are timed; an arm without shows its cost.
+    """
 
     algorithm: str = "EAGLE3"
     steps: int = Field(3, ge=0)
     topk: int = Field(1, ge=1)
     draft_tokens: int = Field(4, ge=1)
     agreement: Literal["broadcast", "check", "off"] = "broadcast"
+    timing: Literal["on", "off"] = "on"
 
     @model_validator(mode="after")
     def _chain(self) -> Speculation:
@@ -55,7 +59,7 @@ class Speculation(Section):
 
     def of(self, arm: Arm) -> Speculation:
         """What the arm is served with: this setting, the arm's own where it names one."""
-        own = {k: v for k in ("steps", "topk", "draft_tokens", "agreement") if (v := getattr(arm, k)) is not None}
+        own = {k: v for k in ("steps", "topk", "draft_tokens", "agreement", "timing") if (v := getattr(arm, k)) is not None}
         if "draft_tokens" not in own and own.get("topk", self.topk) == 1:
             own["draft_tokens"] = own.get("steps", self.steps) + 1
         try:

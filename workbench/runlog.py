@@ -66,7 +66,8 @@ class Block(Record):
     server: identity the server itself reported after the block; arm_in_force: the arm it said it ran.
     attested: every rank said the arm's placement is in force. seconds: first request sent to last one ended.
     rounds: cycles by stage; collectives: {stage: {kind: count}} of rank 0 during this block;
-    stage_seconds: {stage: seconds spent} during this block, where measured.
+    stage_seconds: {stage: seconds spent} during this block in the rounds that were timed; stage_timed: how many these were, every round of
+    the stage where it is not said.
     """
 
     kind: Literal["block"] = "block"
@@ -89,6 +90,7 @@ class Block(Record):
     rounds: dict[str, int] = {}
     collectives: dict[str, dict[str, int]] = {}
     stage_seconds: dict[str, float] = {}
+    stage_timed: dict[str, int] = {}
 
 
 class Failure(Record):

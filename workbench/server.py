@@ -86,7 +86,8 @@ def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str,
                   "speculative-num-steps": max(s.steps for s in held.values()),
                   "speculative-eagle-topk": held[arms[0]].topk,
                   "speculative-num-draft-tokens": max(s.draft_tokens for s in held.values())}
-    placements = tuple(Placement(arm.name, arm.group, arm.replica or 1, s.steps, s.draft_tokens, s.agreement) for arm, s in held.items())
+    placements = tuple(Placement(arm.name, arm.group, arm.replica or 1, s.steps, s.draft_tokens, s.agreement, s.timing)
+                       for arm, s in held.items())
     given = Orders(server=server, arms=placements, cpu=profile.engine == "cpu", **orders)
     environment = {"SGLANG_PLUGINS": "draft_tp", VARIABLE: given.to_json(), "HF_HUB_OFFLINE": "1"}
     if profile.engine == "cpu":

@@ -79,14 +79,15 @@ CHAIN = Speculation(steps=2, draft_tokens=3)
 
 def running(**changes) -> list[dict]:
     """What four ranks say of own-2+steps=2 in force."""
-    return [{"arm": "own-2+steps=2", "steps": 2, "draft_tokens": 3, "topk": 1, "agreement": "broadcast",
+    return [{"arm": "own-2+steps=2", "steps": 2, "draft_tokens": 3, "topk": 1, "agreement": "broadcast", "timing": "on",
              "group_ranks": [[0, 1], [2, 3]][r // 2]} | (changes if r == 3 else {}) for r in range(4)]
 
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({}, None), ({"arm": "own-2"}, "arm own-2 where own-2\\+steps=2"), ({"steps": 3}, "rank 3 runs with steps 3 where 2"),
     ({"draft_tokens": 4}, "draft_tokens 4 where 3"), ({"topk": 2}, "topk 2 where 1"), ({"group_ranks": [0, 1, 2, 3]}, "group_ranks"),
-    ({"agreement": "off"}, "agreement off where broadcast")])
+    ({"agreement": "off"}, "agreement off where broadcast"),
+    ({"timing": "off"}, "timing off where on")])
 def test_the_arm_in_force_is_that_of_every_rank(changes, words):
     found = attestation.not_in_force(Arm.parse("own-2+steps=2"), running(**changes), 4, CHAIN)
     assert not found if words is None else len(found) == 1 and re.search(words, found[0])

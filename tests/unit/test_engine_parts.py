@@ -92,9 +92,9 @@ def test_collectives_are_counted_once_by_stage_and_not_for_a_group_of_one():
         counters.count("all_reduce", lambda _: None, group)
         counters.count("all_gather", gather, group)         # uses another one: still one collective
         counters.count("all_reduce", lambda _: None, alone)
-        counters.bracket("verify", False, lambda: counters.count("broadcast", lambda _: None, group))   # inside: the outer stage's
+        counters.bracket("verify", lambda: counters.count("broadcast", lambda _: None, group))   # inside: the outer stage's
 
-    counters.bracket("draft", True, draft)
+    counters.bracket("draft", draft)
     counters.count("all_reduce", lambda _: None, group)
     said = counters.read()
     assert said["rounds"] == {"draft": 1}
@@ -106,20 +106,59 @@ def test_verify_rounds_are_counted_by_their_width():
     counters = Counters()
     for width in (4, 4, 3):
         batch = SimpleNamespace(spec_info=SimpleNamespace(draft_token_num=width))
-        assert counters.verify(False, lambda worker, batch: batch, "worker", batch) is batch
+        assert counters.verify(lambda worker, batch: batch, "worker", batch) is batch
     assert counters.read()["verified"] == {"4": 2, "3": 1} and counters.read()["rounds"] == {"verify": 3}
 
 
-def test_none_is_told_apart_from_not_counted():
-    for complete, said in ((True, {"draft": {}}), (False, {})):
-        counters = Counters(complete)
-        counters.bracket("draft", False, lambda: None)
-        assert counters.read()["collectives"] == said
+def test_a_stage_without_a_collective_says_so():
+    counters = Counters()
+    counters.bracket("draft", lambda: None)
+    assert counters.read()["collectives"] == {"draft": {}}
+
+
+class Graph:
+    """Stands for a torch.cuda.CUDAGraph, which no CPU has."""
+
+
+def test_collectives_of_a_cuda_graph_are_counted_at_each_replay_and_not_at_its_capture():
+    counters, group, graph, empty = Counters(), Group(*[torch.zeros(1)] * 2), Graph(), Graph()
+    counters.capture_begin(lambda graph, pool: None, graph, pool="pool")
+    for kind in ("all_reduce", "all_reduce", "all_gather"):
+        counters.count(kind, lambda _: None, group)
+    counters.capture_end(lambda graph: None, graph)
+    counters.capture_begin(lambda graph: None, empty)
+    counters.capture_end(lambda graph: None, empty)
+    assert counters.read()["collectives"] == {}
+    for stage in ("draft", "draft", "verify"):
+        counters.bracket(stage, lambda: [counters.replay(lambda graph: None, g) for g in (graph, empty)])
+    twice = {"all_gather": 2, "all_reduce": 4}
+    assert counters.read()["collectives"] == {"draft": twice, "verify": {kind: n // 2 for kind, n in twice.items()}}
+
+
+def test_only_what_was_timed_is_summed_up_and_late():
+    class Clock:
+        now, read = 0, 0
+
+        def mark(self):
+            self.now += 1
+            return self.now
+
+        def seconds(self, begun, ended):
+            self.read += 1
+            return ended - begun
+
+    timing, clock = [True], Clock()
+    counters = Counters(clock, lambda: timing[0])
+    for timing[0] in (True, False, True):
+        counters.bracket("draft", lambda: None)
+    assert clock.read == 0          # waiting for an event inside a cycle would be a gap of our own making
+    said = counters.read()
+    assert (said["rounds"], said["timed"], said["seconds"]) == ({"draft": 3}, {"draft": 2}, {"draft": 2})
 
 
 def test_a_stage_that_fails_does_not_swallow_the_next():
     counters = Counters()
     with pytest.raises(ZeroDivisionError):
-        counters.bracket("draft", False, lambda: 1 / 0)
-    counters.bracket("verify", False, lambda: None)
+        counters.bracket("draft", lambda: 1 / 0)
+    counters.bracket("verify", lambda: None)
     assert counters.read()["rounds"] == {"draft": 1, "verify": 1}

@@ -59,11 +59,12 @@ class Servers:
         asked = self.profile.speculation.of(self.arm)
         ranks = range(TP)
         in_force = [{"arm": self.arm.name, "steps": asked.steps, "draft_tokens": asked.draft_tokens, "topk": asked.topk,
-                     "agreement": asked.agreement, "group_ranks": [r] if self.arm.group else list(ranks)} if self.arm.speculates
+                     "agreement": asked.agreement, "timing": asked.timing,
+                     "group_ranks": [r] if self.arm.group else list(ranks)} if self.arm.speculates
                     else {"arm": "none"} for r in ranks]
         in_force[-1] |= self.changes["said"]
         rounds = dict.fromkeys(("draft", "verify", "draft_extend"), self.rounds) if self.arm.speculates else {"decode": self.rounds}
-        counts = {"rounds": rounds, "collectives": {}, "seconds": {}, "verified": {str(asked.draft_tokens): self.rounds}}
+        counts = {"rounds": rounds, "collectives": {}, "seconds": {}, "timed": {}, "verified": {str(asked.draft_tokens): self.rounds}}
         return {"server": "fake", "arm": self.arm.name if self.arm.speculates else "none", "in_force": in_force,
                 "counts": counts | self.changes["counts"]}
 
@@ -114,7 +115,7 @@ def test_a_resumed_run_serves_what_the_first_one_did(run, monkeypatch):
 def test_a_block_whose_server_does_or_counts_something_else_is_not_attested(fault, run, monkeypatch):
     Servers(monkeypatch, **fault)
     if "counts" in fault:      # over the block, not since the start
-        before = {"rounds": {}, "collectives": {}, "seconds": {}, "verified": {}}
+        before = {"rounds": {}, "collectives": {}, "seconds": {}, "timed": {}, "verified": {}}
         accounts = iter([before])
         account = Servers.account
         monkeypatch.setattr(Servers, "account", lambda self: {**account(self), "counts": next(accounts, None) or account(self)["counts"]})

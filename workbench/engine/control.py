@@ -100,4 +100,5 @@ def _in_force(worker) -> dict[str, Any]:
     draft, placed = worker._draft_worker, placement.in_force()
     group = draft.parallel_layout.tp_group or placement.target_group()
     return {"arm": placed.arm, "steps": draft.speculative_num_steps, "draft_tokens": draft.speculative_num_draft_tokens,
-            "topk": draft.topk, "agreement": placed.agreement, "group_ranks": list(group.ranks)}
+            "topk": draft.topk, "agreement": placed.agreement, "timing": placed.timing,
+            "group_ranks": list(group.ranks)}

@@ -25,6 +25,7 @@ class Placement:
     steps, draft_tokens: of the chain or tree; None where the server's own flags say it.
     agreement: ``broadcast`` (rank 0's tree is verified everywhere), ``check`` (compare, stop on a difference) or ``off``; only a draft on
         groups of its own needs any.
+    timing: ``on`` or ``off``: whether each stage is timed while this arm is in force.
     """
 
     arm: str
@@ -33,6 +34,7 @@ class Placement:
     steps: int | None = None
     draft_tokens: int | None = None
     agreement: str = "broadcast"
+    timing: str = "on"
 
     @property
     def draft(self) -> Draft:

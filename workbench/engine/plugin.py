@@ -28,7 +28,7 @@ def register(role: str | None = None) -> None:
             hooks += limits.argument_hooks(orders) + route.hooks(orders) + (_process_hooks() if orders.cpu else [])
         installed: list[str] = []
         if (role or _role()) == "scheduler":
-            counters, switch = counting.Counters(complete=orders.cpu), control.Control(orders)
+            counters, switch = counting.counters(orders), control.Control(orders)
             hooks += limits.hooks(orders) + placement.hooks(orders) + agreement.hooks(orders) + counting.hooks(orders, counters)
             hooks += control.hooks(orders, switch) + attest.hooks(orders, counters, switch, installed) + (_cpu_hooks() if orders.cpu else [])
         installed += install(hooks)
