@@ -1,4 +1,4 @@
-"""The command line: workbench replay | probe | check | report | bench. Bad input ends with one sentence and status 2, before anything is started."""
+"""The command line: workbench replay | measure | probe | check | report | bench. Bad input ends with one sentence and status 2, before anything is started."""
 from __future__ import annotations
 
 import argparse
@@ -44,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--resume", action="store_true", help="go on with the run in --out (default: the newest of this profile)")
     replay.add_argument("--skip", metavar="NOTEBOOK", action="append", default=[], help="leave a notebook out")
     replay.set_defaults(run=_replay)
+    measure = commands.add_parser("measure", help="run a profile's blocks without notebooks, on a machine without Jupyter")
+    measure.add_argument("profile")
+    measure.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
+    measure.add_argument("--out", type=Path, required=True, help="the run's folder; blocks that are in it already are not measured again")
+    measure.set_defaults(run=_measure)
     check = commands.add_parser("check", help="everything that can be known before a server is started")
     check.add_argument("profile")
     check.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
@@ -79,6 +84,16 @@ def _replay(options: argparse.Namespace) -> int:
         raise BadInput("out", f"{out.name} holds a run already", "add --resume to go on with it, or give another folder")
     command = ["workbench", "replay", options.profile, *(word for change in options.changes for word in ("-p", change))]
     return replay(open_lab(options.profile, out.resolve(), changes(options.changes), command), resume=options.resume, skip=options.skip)
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from workbench import plans, verdict
+    from workbench.lab import open_lab
+
+    lab = open_lab(options.profile, options.out.resolve(), changes(options.changes), sys.argv)
+    lab.measure(plans.draft_tp(lab.profile, len(lab.prompts)))
+    print(verdict.sentence(lab.verdict))
+    return verdict.exit_status(lab.verdict)
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -55,7 +55,10 @@ class Comparison:
 
 
 def against_references(arms: Sequence[str]) -> list[tuple[str, str]]:
-    """(a, b) for every arm a against each reference b: none, then shared (else the first arm). Replicas are for controls."""
+    """(a, b) for every arm a against each reference b: none, then shared (else the first arm). Replicas are for controls.
+
+    An arm without agreement or timing is the reference of the same arm with it: that is what these cost.
+    """
     first: dict[Arm, str] = {}
     for name in arms:
         if (arm := Arm.parse(name)) == arm.configuration:
@@ -65,7 +68,8 @@ def against_references(arms: Sequence[str]) -> list[tuple[str, str]]:
     if not set(references) - {"none"} and (others := [n for n in names if n != "none"]):
         references.append(others[0])
     pairs = [(a, b) for i, b in enumerate(references) for a in names if a not in references[:i + 1]]
-    return pairs
+    spared = [(first.get(replace(arm, agreement=None, timing=None)), name) for arm, name in first.items() if "off" in (arm.agreement, arm.timing)]
+    return pairs + [(a, b) for a, b in spared if a and (a, b) not in pairs]
 
 
 def replicas(arms: Sequence[str]) -> list[tuple[str, str]]:

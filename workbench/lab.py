@@ -6,8 +6,9 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -24,6 +25,7 @@ from workbench.runlog import Block, Failure, Finding, Line, RunLog, Start
 from workbench.server import Server
 
 log = logging.getLogger(__name__)
+GIVEN_BACK_WITHIN_S, GIVEN_BACK_BYTES = 30, 64 << 20     # a driver frees a process's memory a moment after its end
 NARRATED = "· "        # marks progress among a notebook's other output, for a terminal that replays it
 
 
@@ -73,7 +75,7 @@ class Lab:
         preflight.refuse(preflight.check(self.profile, [Arm.parse(name) for name in names]))
         done = {(r.experiment, r.block) for r in self.records if isinstance(r, Block)}
         left = [(index, task) for index, task in enumerate(tasks) if (task.planned.experiment, index) not in done]
-        with RunLog(self.folder / "runs.jsonl") as file, _Bench(self, file, tasks) as bench:
+        with RunLog(self.folder / "runs.jsonl") as file, _gpus_given_back(self.profile, file), _Bench(self, file, tasks) as bench:
             for number, (index, task) in enumerate(left, 1):
                 log.info("%s: block %d of %d on %s", task.planned.experiment, number, len(left), task.planned.arm)
                 try:
@@ -114,18 +116,40 @@ def _narrate() -> None:
         ours.setLevel(logging.INFO)
 
 
+@contextmanager
+def _gpus_given_back(profile: Profile, file: RunLog) -> Iterator[None]:
+    """Write down each GPU's free memory before the first server and after the last: workers that outlive a server keep theirs."""
+    before = preflight.gpus() if profile.engine == "cuda" else []
+    try:
+        yield
+    finally:
+        if before:
+            end, back = time.monotonic() + GIVEN_BACK_WITHIN_S, False
+            while not back and time.monotonic() < end:
+                after = preflight.gpus()
+                back = all(now >= was - GIVEN_BACK_BYTES for was, now in zip(before, after))
+                time.sleep(0 if back else 1)
+            if not back:
+                log.warning("the GPUs have %s bytes free where %s were before: something of this run is left on them", after, before)
+            file.append(Finding(experiment="gpus", name="memory", time=_now(), value={"free_before": before, "free_after": after, "given_back": back}))
+
+
 class _Bench:
-    """The server in use: kept from block to block while it holds the next one's arm in the same start group, else replaced."""
+    """The servers in use: each kept while it holds the next block's arm in the same start group, else replaced by the next ones of the plan."""
 
     def __init__(self, lab: Lab, file: RunLog, tasks: Sequence[Task]):
         self.lab, self.file = lab, file
         self.start = max((r.start for r in lab.records if isinstance(r, Start)), default=-1)
         # Of all tasks, not of those that are left: a resumed run serves what the first one did.
-        self.planned: dict[tuple, list[Arm]] = {}
+        planned: dict[tuple, list[Arm]] = {}
         for task in tasks:
-            self.planned.setdefault(_group(task), []).append(Arm.parse(task.planned.arm))
-        self.group: tuple | None = None
+            planned.setdefault(_group(task), []).append(Arm.parse(task.planned.arm))
+        held = {(group, arm): (group, arms) for group, wanted in planned.items() for arms in plans.together(lab.profile, wanted) for arm in arms}
+        self.needed = {(_group(task), arm): held[_group(task), arm] for task in tasks for arm in [Arm.parse(task.planned.arm)]}
+        self.order = list(dict.fromkeys(self.needed.values()))
+        self.up: dict[tuple, tuple[int, Server]] = {}
         self.server: Server | None = None
+        self.number = self.start        # of the server in use
         self.log: Path | None = None
         self.stack = ExitStack()
 
@@ -149,45 +173,68 @@ class _Bench:
         if faults:
             log.warning("block %d of %s is not attested: %s", index, arm.name, "; ".join(faults))
         self.file.append(Block(
-            block=index, experiment=planned.experiment, role=planned.role, arm=planned.arm, start=self.start, pair=planned.pair,
+            block=index, experiment=planned.experiment, role=planned.role, arm=planned.arm, start=self.number, pair=planned.pair,
             position=planned.position, seed=planned.seed, concurrency=task.concurrency, time=at, seconds=seconds, server=said["server"],
             arm_in_force=said["arm"], attested=not faults,
             prompts_from="random" if profile.workload.prompts == "random" else "heldout", requests=tuple(requests),
             rounds=rounds, collectives=collectives, stage_seconds=spent, stage_timed=timed))
 
     def _reach(self, task: Task, arm: Arm) -> Mapping[str, Any]:
-        """The arm in force, by a switch where the server in use holds it and by a start where not; returns the server's own account."""
-        group = _group(task)
-        if group != self.group or arm not in self.server.arms:
-            held = next(arms for arms in plans.together(self.lab.profile, self.planned[group]) if arm in arms)
-            self._restart(group, held, task.planned.experiment)
+        """The arm in force, by a switch where a server in use holds it and by a start where not; returns the server's own account."""
+        wanted = self.needed[_group(task), arm]
+        if wanted not in self.up:
+            self._restart(self.order.index(wanted), task.planned.experiment)
+        self.number, self.server = self.up[wanted]
+        self.log = self.server.log
         said = client.server_info(self.server.url)["draft_tp"]
         if said["arm"] == (arm.name if arm.speculates else "none"):
             return said
         return client.switch(self.server.url, arm.name, self.lab.profile.server.token_within_s)
 
-    def _restart(self, group: tuple, arms: tuple[Arm, ...], experiment: str) -> None:
+    def _restart(self, first: int, experiment: str) -> None:
+        """End the servers in use and start the plan's next ones, as many at once as the profile allows: their starts overlap."""
         self.stack.close()
-        self.group = None
-        self.start += 1
-        names = tuple(arm.name for arm in arms)
-        self.log = self.lab.folder / "logs" / f"{self.start:03d}-{names[0]}{'-and-others' if names[1:] else ''}.log"
-        self.server = self.stack.enter_context(servers.serve(self.lab.profile, arms, self.log))
-        command, environment = servers.describe(self.server.launch)
-        self.file.append(Start(start=self.start, experiment=experiment, arms=names, time=_now(), seconds=self.server.seconds, command=command,
-                               environment=environment, server=self.server.launch.server, attestation=self.server.attestation))
-        if self.server.unattested:
-            log.warning("%s: not attested: %s", ", ".join(names), "; ".join(self.server.unattested))
-        log.info("%s: up after %.0f s", ", ".join(names), self.server.seconds)
-        self.group = group
+        self.up, self.server = {}, None
+        chosen = self.order[first:first + self.lab.profile.server.at_once]
+        numbers = [self.start + place for place, _ in enumerate(chosen, 1)]
+        self.start += len(chosen)
+        if len(chosen) == 1:                # without a thread, which an interrupt would wait for
+            found = [self._serve(numbers[0], chosen[0][1])]
+        else:
+            with ThreadPoolExecutor(len(chosen)) as pool:
+                found = list(pool.map(self._serve, numbers, [arms for _, arms in chosen]))
+        for key, number, server in zip(chosen, numbers, found):
+            self._keep(key, number, server, experiment)
+
+    def _serve(self, number: int, arms: tuple[Arm, ...]) -> Server:
+        context = servers.serve(self.lab.profile, arms, self._log(number, arms))
+        try:
+            server = context.__enter__()
+        except ServerFailed:
+            self.log = self._log(number, arms)
+            raise
+        self.stack.push(context)            # one that is up is ended with the others, also where another does not start
+        return server
+
+    def _log(self, number: int, arms: tuple[Arm, ...]) -> Path:
+        return self.lab.folder / "logs" / f"{number:03d}-{arms[0].name}{'-and-others' if arms[1:] else ''}.log"
+
+    def _keep(self, key: tuple, number: int, server: Server, experiment: str) -> None:
+        names, (command, environment) = tuple(arm.name for arm in server.arms), servers.describe(server.launch)
+        self.up[key] = number, server
+        self.file.append(Start(start=number, experiment=experiment, arms=names, time=_now(), seconds=server.seconds, command=command,
+                               environment=environment, server=server.launch.server, attestation=server.attestation))
+        if server.unattested:
+            log.warning("%s: not attested: %s", ", ".join(names), "; ".join(server.unattested))
+        log.info("%s: up after %.0f s", ", ".join(names), server.seconds)
 
     def failure(self, task: Task, failure: ServerFailed) -> Failure:
         text = str(failure)
-        first = logs.first_failure(self.log) or ""
-        what = "disagreed" if "drafted another tree" in first else "hung" if "hung" in text else "start" if self.group is None else "block"
+        first = self.log and logs.first_failure(self.log) or ""
+        what = "disagreed" if "drafted another tree" in first else "hung" if "hung" in text else "start" if self.server is None else "block"
         reason = text.splitlines()[0] + (f" ({first.splitlines()[-1]})" if first and first not in text else "")
         return Failure(experiment=task.planned.experiment, arm=task.planned.arm, time=_now(), what=what, reason=logs.clean(reason),
-                       log_tail=logs.tail(self.log))
+                       log_tail=logs.tail(self.log) if self.log else ())
 
 
 def _group(task: Task) -> tuple:

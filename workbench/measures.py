@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from workbench.arms import Arm
-from workbench.profile import Profile
+from workbench.profile import SIMULATED_ACCEPTANCE, Profile
 from workbench.runlog import Block, Failure, Finding, Line, Start
 
-SIMULATED_ACCEPTANCE = "SGLANG_SIMULATE_ACC_LEN"   # in force when above 0 (speculative/spec_utils.py:276)
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,8 @@ class Run:
 
     def acceptance_simulated(self, experiment: str) -> bool:
         """Whether SGLang held the accept length by simulation: then it says nothing about the pair."""
-        values = [self.profile.server.environment.get(SIMULATED_ACCEPTANCE)]
-        values += [s.environment.get(SIMULATED_ACCEPTANCE) for s in self.starts.values() if s.experiment == experiment]
-        return any(value and float(value) > 0 for value in values)
+        values = [s.environment.get(SIMULATED_ACCEPTANCE) for s in self.starts.values() if s.experiment == experiment]
+        return self.profile.acceptance_simulated or any(value and float(value) > 0 for value in values)
 
 
 def _rank(name: str) -> tuple:

@@ -36,7 +36,8 @@ def draft_tp(profile: Profile, prompts: int) -> list[Task]:
 
     The speculating arms of a start share its server and are compared by pairs of blocks; none has starts of its own, so what it is
     compared with crosses restarts. With ``plan.restart`` every arm has starts of its own. The first start that can hold an arm also answers
-    the parity prompts with it, one by one and several at once; so do trees and own-N without agreement, whose speed is not compared.
+    the parity prompts with it, one by one and several at once; so do trees and own-N without agreement, whose speed is not compared. Where
+    SGLang holds the accept length its answers are made up, and none are compared.
     """
     arms = [Arm.parse(name) for name in schedule.with_control(profile.plan.arms)]
     sides = [[arm.name for arm in served] for served in servers(profile, arms)]
@@ -46,7 +47,7 @@ def draft_tp(profile: Profile, prompts: int) -> list[Task]:
     plan = schedule.by_starts("draft_tp", sides, profile.plan.starts, wanted, prompts, profile.workload.requests_per_block, WARMUP_REQUESTS,
                               profile.plan.seed)
     checked = tuple(range(min(profile.plan.parity_prompts, prompts)))
-    asked = [arm for arm in profile.arms if not arm.replica] + variants(profile.arms)
+    asked = [] if profile.acceptance_simulated else list(dict.fromkeys([a for a in profile.arms if not a.replica] + variants(profile.arms)))
     tasks: list[Task] = []
     for group, blocks in groupby(plan, key=lambda planned: planned.start_group):
         blocks = list(blocks)
@@ -80,7 +81,7 @@ def together(profile: Profile, arms: Iterable[Arm]) -> list[tuple[Arm, ...]]:
 
 def variants(arms: Iterable[Arm]) -> list[Arm]:
     """Settings of the speculating arms whose tokens are compared but not their speed: a tree, and (own-N) no agreement."""
-    speculating = [arm for arm in arms if arm.speculates and not arm.replica]
+    speculating = [arm for arm in arms if arm.speculates and not arm.replica and "off" not in (arm.agreement, arm.timing)]
     trees = [replace(arm, topk=2, draft_tokens=6) for arm in speculating if arm.topk in (None, 1)]
     return trees + [replace(arm, agreement="off") for arm in speculating if arm.placement == "own" and arm.agreement is None]
 

@@ -74,6 +74,7 @@ def _findings(profile: Profile, arms: tuple[Arm, ...], free_bytes, so_far: list[
             if need not in needs.values():
                 yield room(profile, need, max(held, key=lambda arm: profile.speculation.of(arm).draft_tokens), min(free[:profile.tp]), longest)
         yield from equal_pools(profile, served, min(free[:profile.tp]))
+        yield from at_once(profile, served, min(free[:profile.tp]))
 
 
 def refuse(checks: Iterable[Check]) -> None:
@@ -116,6 +117,9 @@ def port(profile: Profile) -> Iterator[Check]:
     """A port that the profile names must be free; without one the workbench takes a free port itself."""
     named = number(profile, "port")
     if named is None:
+        return
+    if profile.server.at_once > 1:
+        yield refused("server.flags.port", f"is given for {profile.server.at_once} servers at once", "leave it out, or set server.at_once to 1")
         return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)     # as the server does: a port in TIME_WAIT is free
@@ -251,6 +255,20 @@ def equal_pools(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) 
     if number(profile, "max-total-tokens") is None and tokens and min(tokens) < max(tokens):
         yield warned("server.flags.max-total-tokens", f"is not set, so the arms' KV pools hold {min(tokens)} to {max(tokens)} tokens",
                      f"set it to {min(tokens)} or less, the same for every arm")
+
+
+def at_once(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) -> Iterator[Check]:
+    """Servers that are up together share the ``free`` bytes of a rank, and each must leave the others theirs."""
+    count, limit = profile.server.at_once, number(profile, "max-total-tokens")
+    if count == 1:
+        return
+    if limit is None:
+        yield refused("server.flags.max-total-tokens", f"is not set, so the first of {count} servers takes the memory of all",
+                      "set it, or set server.at_once to 1")
+        return
+    taken = count * max(need.weights + need.pools(int(limit)) for need in needs)
+    said = f"{count} servers take up to {memory.gib(taken)} of {memory.gib(free)} free on a rank, beside graphs and contexts"
+    yield passed("server.at_once", said) if taken < free else refused("server.at_once", said, "lower it")
 
 
 def room(profile: Profile, needs: memory.ArmMemory, arm: Arm, free: int, longest_prompt: int) -> Check:

@@ -11,6 +11,7 @@ from workbench.arms import Arm
 from workbench.errors import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
+SIMULATED_ACCEPTANCE = "SGLANG_SIMULATE_ACC_LEN"      # in force when above 0 (speculative/spec_utils.py:276)
 PROFILES = ROOT / "notebooks" / "profiles"
 
 
@@ -69,13 +70,17 @@ class Speculation(Section):
 
 
 class Server(Section):
-    """How a server is started: SGLang's own flags (without dashes), extra environment, deadlines in seconds."""
+    """How a server is started: SGLang's own flags (without dashes), extra environment, deadlines in seconds.
+
+    at_once: how many servers of a plan are started together and stay up, one alone at work, where the memory holds them: their starts overlap.
+    """
 
     flags: dict[str, str | int | float | bool] = {}
     environment: dict[str, str] = {}
     ready_within_s: float = Field(240, gt=0)
     token_within_s: float = Field(60, gt=0)
     trust_remote_code: bool = False
+    at_once: int = Field(1, ge=1)
 
 
 class Workload(Section):
@@ -133,6 +138,11 @@ class Profile(Section):
     server: Server = Server()
     workload: Workload
     plan: Plan = Plan()
+
+    @property
+    def acceptance_simulated(self) -> bool:
+        """Whether SGLang is told to hold the accept length (SGLANG_SIMULATE_ACC_LEN): tokens and accept rates then say nothing."""
+        return float(self.server.environment.get(SIMULATED_ACCEPTANCE) or -1) > 0
 
     @property
     def arms(self) -> tuple[Arm, ...]:

@@ -130,8 +130,9 @@ def _answer(c: Comparison) -> str:
 def _headline(verdict: Verdict) -> Comparison | None:
     """The project's question, own-N against shared (of several the fastest: their intervals hold together), else the first valid one."""
     def rank(c: Comparison) -> tuple:
-        question = Arm.parse(c.a).placement, Arm.parse(c.b).placement
-        return (question != ("own", "shared"), not c.valid, -c.interval.ratio if c.interval else 0.0)
+        a, question = Arm.parse(c.a), (Arm.parse(c.a).placement, Arm.parse(c.b).placement)
+        # What runs without agreement is measured to tell its cost: nobody is to serve it.
+        return (question != ("own", "shared"), a.agreement == "off", not c.valid, -c.interval.ratio if c.interval else 0.0)
 
     return min((c for c in verdict.comparisons if c.metric == "tokens_per_s"), key=rank, default=None)
 

@@ -24,48 +24,51 @@ class Servers:
     def __init__(self, monkeypatch, said=None, counts=None):
         self.calls: list[tuple] = []
         self.changes = {"said": said or {}, "counts": counts or {}}
-        self.rounds, self.arm, self.live = 0, None, 0
+        self.rounds, self.arms, self.live = 0, {}, 0
         monkeypatch.setattr(lab.servers, "serve", self.serve)
         monkeypatch.setattr(lab.servers, "describe", lambda launch: (("fake",), {}))
         monkeypatch.setattr(lab.client, "send", self.send)
         monkeypatch.setattr(lab.client, "switch", self.switch)
-        monkeypatch.setattr(lab.client, "server_info", lambda url: {"draft_tp": self.account()})
+        monkeypatch.setattr(lab.client, "server_info", lambda url: {"draft_tp": self.account(url)})
         monkeypatch.setattr(lab.preflight, "check", lambda *_: [])
 
     @contextmanager
     def serve(self, chosen, arms, logfile):
         self.calls.append(("start", *(arm.name for arm in arms)))
-        self.profile, self.live, self.arm, self.rounds = chosen, self.live + 1, arms[0], 0
-        assert self.live == 1
+        self.profile, self.live, url = chosen, self.live + 1, f"fake {len(self.calls)}"
+        self.arms[url] = arms[0]
+        assert self.live <= chosen.server.at_once
         try:
-            yield SimpleNamespace(arms=arms, seconds=1.0, url="fake", unattested=(), attestation=({"rank": 0}, {"rank": 1}), log=logfile,
+            yield SimpleNamespace(arms=arms, seconds=1.0, url=url, unattested=(), attestation=({"rank": 0}, {"rank": 1}), log=logfile,
                                   launch=SimpleNamespace(server="fake"))
         finally:
             self.live -= 1
 
     def switch(self, url, name, timeout_s):
         self.calls.append(("switch", name))
-        self.arm = Arm.parse(name)
-        return self.account()
+        self.arms[url] = Arm.parse(name)
+        return self.account(url)
 
     def send(self, url, prompts, **_):
-        self.calls.append(("send", self.arm.name))
+        arm = self.arms[url]
+        self.calls.append(("send", arm.name))
         self.rounds += 10 * len(prompts)
-        width = self.profile.speculation.of(self.arm).draft_tokens - 1
-        counts = {"verify_ct": 10, "proposed": 10 * width, "correct": 10, "histogram": (0, 10)} if self.arm.speculates else {}
+        width = self.profile.speculation.of(arm).draft_tokens - 1
+        counts = {"verify_ct": 10, "proposed": 10 * width, "correct": 10, "histogram": (0, 10)} if arm.speculates else {}
         return [Request(prompt=p["id"], prompt_tokens=2, completion_tokens=21, sent=0, end=1, **counts) for p in prompts]
 
-    def account(self):
-        asked = self.profile.speculation.of(self.arm)
+    def account(self, url):
+        arm = self.arms[url]
+        asked = self.profile.speculation.of(arm)
         ranks = range(TP)
-        in_force = [{"arm": self.arm.name, "steps": asked.steps, "draft_tokens": asked.draft_tokens, "topk": asked.topk,
+        in_force = [{"arm": arm.name, "steps": asked.steps, "draft_tokens": asked.draft_tokens, "topk": asked.topk,
                      "agreement": asked.agreement, "timing": asked.timing,
-                     "group_ranks": [r] if self.arm.group else list(ranks)} if self.arm.speculates
+                     "group_ranks": [r] if arm.group else list(ranks)} if arm.speculates
                     else {"arm": "none"} for r in ranks]
         in_force[-1] |= self.changes["said"]
-        rounds = dict.fromkeys(("draft", "verify", "draft_extend"), self.rounds) if self.arm.speculates else {"decode": self.rounds}
+        rounds = dict.fromkeys(("draft", "verify", "draft_extend"), self.rounds) if arm.speculates else {"decode": self.rounds}
         counts = {"rounds": rounds, "collectives": {}, "seconds": {}, "timed": {}, "verified": {str(asked.draft_tokens): self.rounds}}
-        return {"server": "fake", "arm": self.arm.name if self.arm.speculates else "none", "in_force": in_force,
+        return {"server": "fake", "arm": arm.name if arm.speculates else "none", "in_force": in_force,
                 "counts": counts | self.changes["counts"]}
 
 
@@ -96,6 +99,39 @@ def test_an_arm_is_reached_by_a_switch_where_the_server_holds_it_and_by_a_start_
     assert [r.arms for r in run.records if isinstance(r, Start)][1] == ("shared", "own-1", "shared#2")
 
 
+def at_once(run, servers: int) -> lab.Lab:
+    """The run with so many servers up together."""
+    found = lab.Lab(run.profile.model_copy(update={"server": run.profile.server.model_copy(update={"at_once": servers})}), run.folder)
+    found.__dict__["prompts"] = run.prompts
+    return found
+
+
+def test_starts_overlap_where_the_profile_lets_several_servers_be_up(run, monkeypatch):
+    fake = Servers(monkeypatch)
+    two = at_once(run, 2)
+    two.measure([task("none"), task("shared"), task("own-1"), task("none", 1), task("none", 1)])
+    assert sorted(fake.calls[:2]) == [("start", "none"), ("start", "shared", "own-1")]
+    assert fake.calls[2:] == [("send", "none"), ("send", "shared"), ("switch", "own-1"), ("send", "own-1"), ("start", "none"),
+                              ("send", "none"), ("send", "none")]
+    assert [b.start for b in blocks(two)] == [0, 1, 1, 2, 2] and fake.live == 0
+    assert [(r.start, r.arms[0]) for r in two.records if isinstance(r, Start)] == [(0, "none"), (1, "shared"), (2, "none")]
+
+
+def test_a_start_that_fails_beside_another_leaves_no_server(run, monkeypatch):
+    fake = Servers(monkeypatch)
+    two = at_once(run, 2)
+
+    def serve(chosen, arms, logfile):
+        if arms[0].speculates:
+            raise ServerFailed("the server died while starting: why")
+        return fake.serve(chosen, arms, logfile)
+
+    monkeypatch.setattr(lab.servers, "serve", serve)
+    with pytest.raises(ServerFailed, match="why"):
+        two.measure([task("none"), task("shared")])
+    assert fake.live == 0 and [(r.kind, r.what) for r in two.records] == [("failure", "start")]
+
+
 def test_a_resumed_run_serves_what_the_first_one_did(run, monkeypatch):
     fake, planned = Servers(monkeypatch), [task("shared"), task("own-1"), task("shared#2")]
     monkeypatch.setattr(lab.client, "switch", lambda *_: (_ for _ in ()).throw(ServerFailed("the server did not switch to own-1: why")))
@@ -118,7 +154,7 @@ def test_a_block_whose_server_does_or_counts_something_else_is_not_attested(faul
         before = {"rounds": {}, "collectives": {}, "seconds": {}, "timed": {}, "verified": {}}
         accounts = iter([before])
         account = Servers.account
-        monkeypatch.setattr(Servers, "account", lambda self: {**account(self), "counts": next(accounts, None) or account(self)["counts"]})
+        monkeypatch.setattr(Servers, "account", lambda *at: {**account(*at), "counts": next(accounts, None) or account(*at)["counts"]})
     run.measure([task("own-1")])
     assert [b.attested for b in blocks(run)] == [False]
 

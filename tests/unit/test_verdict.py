@@ -218,6 +218,8 @@ def test_an_arm_of_two_experiments_is_told_from_the_one_that_measured_it_most():
     (("none", "shared", "own-1", "shared#2"), [("shared", "none"), ("own-1", "none"), ("own-1", "shared")]),
     (("shared", "own-1", "own-2"), [("own-1", "shared"), ("own-2", "shared")]),
     (("none", "own-1", "own-2"), [("own-1", "none"), ("own-2", "none"), ("own-2", "own-1")]),
+    (("shared", "own-1", "own-1+agreement=off"),
+     [("own-1", "shared"), ("own-1+agreement=off", "shared"), ("own-1", "own-1+agreement=off")]),
     (("own-2", "own-1"), [("own-1", "own-2")]), (("none",), []), (("shared", "shared#2"), [])])
 def test_each_arm_is_compared_with_each_reference(arms, expected):
     assert sorted(against_references(arms)) == sorted(expected)
