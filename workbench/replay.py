@@ -27,7 +27,7 @@ class Notebook:
     needs: tuple[str, ...] = ()
 
 
-NOTEBOOKS = (Notebook("01_probe"), Notebook("03_baseline"), Notebook("04_draft_tp"), Notebook("08_report"))
+NOTEBOOKS = tuple(map(Notebook, ("01_probe", "02_budget", "03_baseline", "04_draft_tp", "07_cycle", "08_report")))
 
 
 def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int:

@@ -35,7 +35,7 @@ class Sizes:
 
 
 # Messages around those of a cycle: a token of 7168 values in bf16 has 14 KiB, logits of 6 tokens over 8 ranks 240 KiB.
-CPU = Sizes(32 * MIB, 512, torch.float32, (KIB, 32 * KIB, MIB), 10, 3)
+CPU = Sizes(32 * MIB, 512, torch.float32, (KIB, 128 * KIB), 10, 3)
 CUDA = Sizes(512 * MIB, 8192, torch.bfloat16, (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB), 50, 7)
 
 
