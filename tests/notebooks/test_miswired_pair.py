@@ -21,10 +21,10 @@ def test_the_notebook_names_wiring_as_the_suspect(tmp_path):
     (tmp_path / "draft" / "config.json").write_text(json.dumps(config))
     data = tiny.model_dump(mode="json")
     data["pair"] |= {"draft": str(tmp_path / "draft"), "trained_layers": trained}
-    data["plan"] |= {"arms": ["shared"], "starts": 1, "pairs": 1, "blocks_per_start": 1, "parity_prompts": 4}
+    data["plan"] |= {"arms": ["shared"], "starts": 1, "pairs": 1, "blocks_per_start": 1, "parity_prompts": 1, "parity_tokens": 8}
     data["name"] = "miswired"
     (tmp_path / "miswired.yaml").write_text(yaml.safe_dump(data))
-    done = replay(tmp_path / "run", "--skip", "01_probe", "--skip", "03_baseline", profile=str(tmp_path / "miswired.yaml"))
+    done = replay(tmp_path / "run", *(word for name in ("01_probe", "02_budget", "03_baseline", "07_cycle") for word in ("--skip", name)), profile=str(tmp_path / "miswired.yaml"))
     assert done.status == 3, done.said[-2000:]       # finished, but not valid
     cells = nbformat.read(tmp_path / "run" / "notebooks" / "04_draft_tp.ipynb", as_version=4).cells
     said = json.dumps([cell.get("outputs") for cell in cells])
