@@ -1,6 +1,7 @@
 """What separating the draft could be worth, before a server is started: the ceilings and predictions of 02_budget."""
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -105,11 +106,21 @@ def placements(run: Lab, found: Basis) -> dict[str, Prediction]:
 
 
 def inputs(found: Basis) -> pd.DataFrame:
-    """The machine's measured inputs; one row that says why where there are none."""
+    """The machine's measured rates; one row that says why where there are none."""
     if found.inputs is None:
         return pd.DataFrame([{"input": "none", "why": found.why}])
-    rows = machine.table(found.inputs)
-    return rows.assign(value=[f"{value:.0f}" if value >= 100 else f"{value:.3g}" for value in rows["value"]])
+    rows = machine.rates(found.inputs)
+    return rows.assign(value=["unknown" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}" for value in rows["value"]])
+
+
+def latencies(found: Basis) -> pd.DataFrame:
+    """The machine's collectives, in microseconds by size."""
+    return pd.DataFrame() if found.inputs is None else machine.latencies(found.inputs)
+
+
+def unmeasured(found: Basis) -> str:
+    """What the machine's inputs lack, a line each; empty when nothing."""
+    return "" if found.inputs is None else "\n".join(f"{what}: {why}" for what, why in machine.unmeasured(found.inputs).items())
 
 
 def placement_table(predictions: Mapping[str, Prediction]) -> pd.DataFrame:

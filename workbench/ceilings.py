@@ -101,8 +101,8 @@ def ceilings(numbers: Numbers) -> tuple[Ceiling, ...]:
     spare = n.cycle_s - n.step_s
     draft = without(0, spare) if n.draft_s is None else without(n.draft_s)
     verify = without(0, spare) if n.draft_s is None else without(spare - min(n.draft_s, spare))
-    return (Ceiling("the draft's collectives were free, as many as given", *without(*n.collectives_s())),
-            Ceiling("the draft's collectives were free, as many as counted in SGLang", *without(*n.collectives_s(COUNTED_A_STEP))),
+    return (Ceiling("the draft's collectives were free, as given", *without(*n.collectives_s())),
+            Ceiling("the draft's collectives were free, as counted", *without(*n.collectives_s(COUNTED_A_STEP))),
             Ceiling("the whole draft were free", *draft),
             Ceiling("verify cost one plain step", *verify),
             Ceiling("both: a cycle of one plain step", *without(spare)))

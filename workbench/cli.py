@@ -68,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     arms.add_argument("--pairs", type=int, default=12, help="pairs of blocks in one server (default 12)")
     arms.add_argument("--starts", type=int, default=4, help="starts of each arm (default 4)")
     arms.set_defaults(run=_bench_arms)
+    machine = bench.add_parser("machine", help="copies, products, launches and collectives as the profile uses this machine, for 02_budget")
+    machine.add_argument("profile", nargs="?", default="cpu-tiny")
+    machine.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
+    machine.set_defaults(run=_bench_machine)
     return parser
 
 
@@ -132,6 +136,14 @@ def _bench_arms(options: argparse.Namespace) -> int:
     out = options.out or OUTPUTS / f"bench-{load(options.profile, changed).name}-{datetime.now():%Y%m%d-%H%M%S}"
     print(bench.arms(open_lab(options.profile, out.resolve(), changed, sys.argv), options.a, options.b, options.pairs, options.starts))
     print(f"curves: {out / 'bench.svg'}")
+    return 0
+
+
+def _bench_machine(options: argparse.Namespace) -> int:
+    from workbench import machine
+    from workbench.profile import load
+
+    machine.main(load(options.profile, changes(options.changes)))
     return 0
 
 

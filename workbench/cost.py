@@ -228,17 +228,17 @@ def cost(profile: Profile, work: Work, machine: Machine, kernels: float | None =
 
     In a graph each kernel costs its measured place in a graph and the stage one replay, no launch. Without graphs a GPU is launched to
     while it works, so launches cost only what they exceed the work by; on a CPU every operator is paid.
-    Raises: BadInput when the machine was not measured for a group.
+    Raises: BadInput when something of this was not measured on the machine.
     """
     graph, custom = graphs(profile), not flag(profile, "disable-custom-all-reduce", False)
     count = work.kernels if kernels is None else kernels
-    done = Cost(work.bytes / machine.copy_bytes_per_s, work.operations / machine.matrix_ops_per_s,
+    done = Cost(work.bytes / machine.known("thin_bytes_per_s"), work.operations / machine.known("matrix_ops_per_s"),
                 sum(c.count * machine.collective_s(c.kind, c.bytes, c.ranks, graph=graph and c.kind != "broadcast", custom=custom)
                     for c in work.collectives), 0.0)
-    if graph and machine.graph_launch_s is not None:
-        launch = count * machine.graph_launch_s + (machine.graph_replay_s or 0.0) * (count > 0)
+    if graph:
+        launch = count * machine.known("graph_launch_s") + machine.known("graph_replay_s") * (count > 0)
     else:
-        launch = count * machine.launch_s - (done.total_s if profile.engine == "cuda" else 0.0)
+        launch = count * machine.known("launch_s") - (done.total_s if profile.engine == "cuda" else 0.0)
     return replace(done, launch_s=max(0.0, launch))
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -11,9 +12,10 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,17 +23,23 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from workbench import logs
 from workbench.errors import BadInput, WorkbenchError
+from workbench.flags import flag
 from workbench.profile import ROOT, Profile
 
 log = logging.getLogger(__name__)
+NOT_REACHED = "not reached"         # as workbench/engine/measure.py writes it
+PROGRAM = (sys.executable, "-m", "workbench.engine.measure")
 FOLDER = ROOT / "outputs" / "machines"
-DEADLINE_S = 600            # on an idle machine less than two minutes are taken, half of one by the first import of SGLang
+DEADLINE_S = 300            # on an idle machine less than two minutes are taken, half of one by the first import of SGLang
+# Settings of a server that change what a collective takes. Debugging output does not, or should not.
+_CHANGE_LATENCIES = re.compile(r"NCCL_(?!DEBUG)|TORCH_SYMM_MEM_|SGLANG_\w*CUSTOM_ALL_REDUCE")
 
 
 @dataclass(frozen=True)
 class Latency:
     """What one collective takes, by size. kind: all_reduce, all_gather or broadcast; backend: nccl, custom (SGLang's own all-reduce) or
-    gloo; ranks: of the group; graph: inside a CUDA graph. points: (bytes of one rank's input, seconds on the slowest rank), by size.
+    gloo; ranks: of the group; graph: inside a CUDA graph. points: (bytes of one rank's input, seconds on the slowest rank), by size; where
+    there are none, why says so, and unused that SGLang does without it here.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -40,6 +48,12 @@ class Latency:
     ranks: int
     graph: bool
     points: tuple[tuple[int, float], ...]
+    why: str = ""
+    unused: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}, {self.ranks} ranks, {self.backend}{', in a graph' if self.graph else ''}"
 
     def at(self, size: float) -> float:
         """Seconds for a message of ``size`` bytes: linear between the measured ones (Hockney's latency + size / bandwidth, Parallel
@@ -55,24 +69,37 @@ class Latency:
 class Machine:
     """One machine as measured, under one set of communication settings.
 
-    copy_bytes_per_s: read and written bytes of a large copy; matrix_ops_per_s: of a large square product (bf16 on GPUs, fp32 on one
-    core of a CPU); launch_s: one small kernel launched by itself; graph_launch_s: one more kernel in a CUDA graph; graph_replay_s: one
-    replay of a graph; both None on a CPU. Everything is the slowest rank's with all ranks at work. seconds: what measuring took.
+    copy_bytes_per_s: read and written bytes of a large copy; thin_bytes_per_s: weights read by a product of a few rows with them, which is
+    what a cycle does; matrix_ops_per_s: of a large square product (bf16 on GPUs, fp32 on one core of a CPU); launch_s: one small kernel
+    launched by itself; graph_launch_s: one more kernel in a CUDA graph; graph_replay_s: one replay of a graph; both None on a CPU. Everything
+    is the slowest rank's with all ranks at work. unknown: {field: why it was not measured}. seconds: what measuring took.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     name: str
     engine: str
     ranks: int
-    copy_bytes_per_s: float
-    matrix_ops_per_s: float
-    launch_s: float
-    graph_launch_s: float | None
-    graph_replay_s: float | None
-    latencies: tuple[Latency, ...]
-    torch: str = ""
+    copy_bytes_per_s: float | None = None
+    thin_bytes_per_s: float | None = None
+    matrix_ops_per_s: float | None = None
+    launch_s: float | None = None
+    graph_launch_s: float | None = None
+    graph_replay_s: float | None = None
+    latencies: tuple[Latency, ...] = ()
+    unknown: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     time: str = ""
     seconds: float = 0.0
+
+    def known(self, name: str) -> float:
+        """The measured input of that name (a field of this class).
+
+        Raises: BadInput with the reason when it was not measured.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise _missing(self.name, INPUTS[name][0], self.unknown.get(name, "it was not tried"))
+        return value
 
     def collective_s(self, kind: str, size: float, ranks: int, *, graph: bool = False, custom: bool = True) -> float:
         """Seconds of one collective of ``size`` bytes (of one rank's input) in a group of ``ranks``; a group of one talks to nobody.
@@ -84,11 +111,11 @@ class Machine:
             return 0.0
         fitting = [t for t in self.latencies if (t.kind, t.ranks) == (kind, ranks)]
         fitting = [t for t in fitting if t.graph == graph] or fitting
-        own = [t for t in fitting if t.backend == "custom" and custom and size <= t.points[-1][0]]
+        own = [t for t in fitting if t.backend == "custom" and custom and not t.unused and (not t.points or size <= t.points[-1][0])]
         chosen = own or [t for t in fitting if t.backend != "custom"]
-        if not chosen:
-            raise BadInput("machine", f"{self.name} has no {kind} measured for groups of {ranks}",
-                           "measure it again: workbench bench machine")
+        if not chosen or not chosen[0].points:
+            missing = chosen[0].name if chosen else f"{kind} in groups of {ranks}"
+            raise _missing(self.name, missing, chosen[0].why if chosen else "it was not tried")
         return chosen[0].at(size)
 
     def to_json(self) -> dict:
@@ -105,10 +132,18 @@ class Machine:
 
 
 _MACHINE = TypeAdapter(Machine)
+# What each rate is called, and how it is written: times what, in which unit.
+INPUTS = {"copy_bytes_per_s": ("copy", 1e-9, "GB/s"), "thin_bytes_per_s": ("weights read by a thin product", 1e-9, "GB/s"),
+          "matrix_ops_per_s": ("matrix product", 1e-12, "TFLOP/s"), "launch_s": ("kernel launch", 1e6, "us"),
+          "graph_launch_s": ("kernel in a graph", 1e6, "us"), "graph_replay_s": ("graph replay", 1e6, "us")}
+
+
+def _missing(machine: str, what: str, why: str) -> BadInput:
+    return BadInput("machine", f"of {machine} there is no {what} ({why.rstrip('.')})", "measure it again: workbench bench machine PROFILE")
 
 
 def name_of(profile: Profile) -> str:
-    """The machine's name under a profile: its devices, how many ranks use them, and the profile's NCCL settings, which change latencies.
+    """The machine's name under a profile: its devices, how many ranks use them, and the settings that change latencies.
 
     Raises: BadInput when the profile is for GPUs and fewer than its ranks are visible.
     """
@@ -120,8 +155,14 @@ def name_of(profile: Profile) -> str:
             raise BadInput("tp", f"is {profile.tp}, but {len(found) or 'no'} GPU{'s are' if len(found) != 1 else ' is'} visible",
                            "measure on the machine that serves the profile")
         devices = " ".join(dict.fromkeys(found[:profile.tp]))
-    settings = [f"{key}={value}" for key, value in sorted(profile.server.environment.items()) if key.startswith("NCCL_")]
+    settings = [f"{key}={value}" for key, value in sorted({**os.environ, **profile.server.environment}.items()) if _CHANGE_LATENCIES.match(key)]
+    settings += [] if custom_all_reduce(profile) else ["no custom all-reduce"]
     return re.sub(r"[^a-z0-9=_.]+", "-", " ".join([f"{profile.tp} ranks", devices, *settings]).lower()).strip("-")
+
+
+def custom_all_reduce(profile: Profile) -> bool:
+    """Whether the profile leaves SGLang its own all-reduce."""
+    return not flag(profile, "disable-custom-all-reduce", False)
 
 
 def _gpus(visible: str | None) -> list[str]:
@@ -154,33 +195,48 @@ def load(name: str, folder: Path = FOLDER) -> Machine | None:
         raise BadInput("machine", f"{path.name} is not valid JSON", "delete it and measure again") from None
 
 
-def measure(engine: str, ranks: int, *, name: str, environment: Mapping[str, str] | None = None, deadline_s: float = DEADLINE_S) -> Machine:
+def measure(engine: str, ranks: int, *, name: str, environment: Mapping[str, str] | None = None, custom: bool = True,
+            deadline_s: float = DEADLINE_S) -> Machine:
     """Measure this machine with one process a rank (workbench/engine/measure.py), all of which have ended on return.
 
-    environment: the profile's server environment, so that NCCL is set as it is when serving.
-    Raises: WorkbenchError when the measurement fails or takes longer than ``deadline_s``.
+    What fails, or is not reached within ``deadline_s``, is unknown with its reason; the rest is kept.
+    environment: the profile's server environment, so that NCCL is set as it is when serving. custom: SGLang's own all-reduce too.
+    Raises: WorkbenchError when nothing at all could be measured.
     """
-    begun = time.monotonic()
+    begun, why = time.monotonic(), ""
     with tempfile.TemporaryDirectory() as folder:
         result, output = Path(folder, "result.json"), Path(folder, "log")
-        order = json.dumps({"engine": engine, "ranks": ranks, "result": str(result)})
-        command = [sys.executable, "-m", "workbench.engine.measure", order]
+        order = json.dumps({"engine": engine, "ranks": ranks, "custom": custom, "result": str(result)})
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "workbench.keeper", uuid.uuid4().hex[:12], str(output), *command],
+            [sys.executable, "-m", "workbench.keeper", uuid.uuid4().hex[:12], str(output), *PROGRAM, order],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT,
-            # Gloo looks up the host's own name, which a machine without a network may not resolve.
-            env={**os.environ, **({"GLOO_SOCKET_IFNAME": "lo"} if engine == "cpu" else {}), **(environment or {})})
+            # Gloo looks up the host's own name, which a machine without a network may not resolve; all ranks are here.
+            env={"GLOO_SOCKET_IFNAME": "lo", **os.environ, **(environment or {})})
         try:
             keeper.wait(deadline_s)
         except subprocess.TimeoutExpired:
-            raise WorkbenchError(f"the machine could not be measured within {deadline_s:g} s: {_last(output)}") from None
+            why = f"it took more than {deadline_s:g} s"
         finally:
             keeper.communicate(timeout=60)          # closes the pipe, which ends what is left
-        if not result.exists():
-            raise WorkbenchError(f"the machine could not be measured: {_last(output)}")
-        found = json.loads(result.read_text())
+        failure = ": ".join(filter(None, [why, logs.clean(_last(output))]))
+        found = json.loads(result.read_text()) if result.exists() else {}
+    found = _with_reasons(found, failure)
+    if not any(found.get(rate) for rate in INPUTS) and not any(entry["points"] for entry in found.get("latencies", [])):
+        reason = next(iter(found["unknown"].values())) if found else failure
+        raise WorkbenchError(f"the machine could not be measured: {reason}")
     return Machine.from_json(found | {"name": name, "engine": engine, "ranks": ranks, "seconds": round(time.monotonic() - begun, 1),
                                       "time": datetime.now(timezone.utc).isoformat(timespec="seconds")})
+
+
+def _with_reasons(found: dict[str, Any], failure: str) -> dict[str, Any]:
+    """What was not reached has the reason why the measurement ended before it."""
+    def reason(why: str) -> str:
+        return f"{why}: {failure}" if why == NOT_REACHED else why
+
+    if not found:
+        return found
+    return found | {"unknown": {name: reason(why) for name, why in found["unknown"].items()},
+                    "latencies": [entry | {"why": reason(entry["why"])} for entry in found["latencies"]]}
 
 
 def _last(output: Path) -> str:
@@ -194,10 +250,13 @@ def main(profile: Profile, folder: Path = FOLDER) -> Machine:
     Raises: BadInput when the profile's GPUs are not here; WorkbenchError when the measurement fails.
     """
     name = name_of(profile)
-    machine = measure(profile.engine, profile.tp, name=name, environment=profile.server.environment)
+    machine = measure(profile.engine, profile.tp, name=name, environment=profile.server.environment, custom=custom_all_reduce(profile))
     path = save(machine, folder)
     caveat = "; a CPU says nothing about GPUs" if machine.engine == "cpu" else ""
-    log.info("%s, measured in %.0f s%s\n%s", path.name, machine.seconds, caveat, table(machine).to_string(index=False))
+    tables = [table.to_string(index=False, float_format="{:.4g}".format) for table in (rates(machine), latencies(machine))]
+    log.info("%s, measured in %.0f s%s\n%s", path.name, machine.seconds, caveat, "\n".join(tables))
+    for what, why in unmeasured(machine).items():
+        log.warning("%s: %s", what, why)
     return machine
 
 
@@ -209,12 +268,29 @@ def of(profile: Profile, folder: Path = FOLDER) -> Machine:
     return load(name_of(profile), folder) or main(profile, folder)
 
 
-def table(machine: Machine) -> pd.DataFrame:
-    """One row an input: what it is, its value and unit."""
-    rows = [("copy", machine.copy_bytes_per_s / 1e9, "GB/s"), ("matrix product", machine.matrix_ops_per_s / 1e12, "TFLOP/s"),
-            ("kernel launch", 1e6 * machine.launch_s, "us")]
-    if machine.graph_launch_s is not None and machine.graph_replay_s is not None:
-        rows += [("kernel in a graph", 1e6 * machine.graph_launch_s, "us"), ("graph replay", 1e6 * machine.graph_replay_s, "us")]
-    rows += [(f"{t.kind} of {size} bytes, {t.ranks} ranks, {t.backend}{', in a graph' if t.graph else ''}", 1e6 * seconds, "us")
-             for t in machine.latencies for size, seconds in t.points]
+def rates(machine: Machine) -> pd.DataFrame:
+    """One row an input of one device: what it is, its value and unit; an unknown one is NaN."""
+    rows = [(called, math.nan if (value := getattr(machine, name)) is None else factor * value, unit)
+            for name, (called, factor, unit) in INPUTS.items() if getattr(machine, name) is not None or name in machine.unknown]
     return pd.DataFrame(rows, columns=["input", "value", "unit"])
+
+
+def latencies(machine: Machine) -> pd.DataFrame:
+    """One row a collective, in microseconds by the bytes of one rank's input; an unknown one is NaN, what SGLang does not use says so."""
+    sizes = sorted({size for t in machine.latencies for size, _ in t.points})
+    rows = []
+    for t in machine.latencies:
+        other = "not used" if t.unused else "left to NCCL" if t.points and t.backend == "custom" else math.nan
+        found = {size: 1e6 * seconds for size, seconds in t.points}
+        rows.append((t.kind.replace("_", "-"), t.ranks, t.backend, "yes" if t.graph else "no", *(found.get(size, other) for size in sizes)))
+    return pd.DataFrame(rows, columns=["collective", "ranks", "back end", "in a graph", *(f"{_bytes(size)} (us)" for size in sizes)])
+
+
+def unmeasured(machine: Machine) -> dict[str, str]:
+    """{what was not measured: why}, in words."""
+    return {INPUTS[name][0]: f"unknown: {why}" for name, why in machine.unknown.items()} | {
+        t.name: f"{'not used by SGLang here' if t.unused else 'unknown'}: {t.why}" for t in machine.latencies if not t.points}
+
+
+def _bytes(size: int) -> str:
+    return f"{size // 1024} KiB" if size < 1 << 20 else f"{size >> 20} MiB"

@@ -23,8 +23,8 @@ def machine(ranks: int = 8, latency: float = 10 * US, **changes) -> Machine:
     groups = [n for n in range(2, ranks + 1) if ranks % n == 0]
     latencies = tuple(Latency(kind, "nccl", n, graph, ((1, latency),)) for kind in ("all_reduce", "all_gather", "broadcast")
                       for n in groups for graph in (False, True))
-    return Machine(**{"name": "m", "engine": "cuda", "ranks": ranks, "copy_bytes_per_s": 4e12, "matrix_ops_per_s": 7e14, "launch_s": 3 * US,
-                      "graph_launch_s": 0.0, "graph_replay_s": 0.0, "latencies": latencies, **changes})
+    return Machine(**{"name": "m", "engine": "cuda", "ranks": ranks, "copy_bytes_per_s": 4e12, "thin_bytes_per_s": 4e12,
+                      "matrix_ops_per_s": 7e14, "launch_s": 3 * US, "graph_launch_s": 0.0, "graph_replay_s": 0.0, "latencies": latencies, **changes})
 
 
 def folder(path, config: dict):

@@ -19,7 +19,7 @@ from workbench.runlog import Finding, RunLog
 
 def cpu_machine(latency: float = 1e-4) -> Machine:
     latencies = tuple(Latency(kind, "gloo", 2, False, ((1, latency),)) for kind in ("all_reduce", "all_gather", "broadcast"))
-    return dataclasses.replace(gpu_machine(), name="simulated", engine="cpu", copy_bytes_per_s=1e9, matrix_ops_per_s=1e10, launch_s=0.0,
+    return dataclasses.replace(gpu_machine(), name="simulated", engine="cpu", thin_bytes_per_s=1e9, matrix_ops_per_s=1e10, launch_s=0.0,
                                graph_launch_s=None, graph_replay_s=None, latencies=latencies)
 
 
