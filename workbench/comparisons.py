@@ -118,6 +118,12 @@ def compare(run: Run, experiment: str, a: str, b: str, metric: str, level: Calla
                    wanted_seconds=max(0, wanted - min(sample.units)) * sample.seconds if wanted else None)
 
 
+def log_ratios(run: Run, experiment: str, a: str, b: str, metric: str = "tokens_per_s") -> list[float]:
+    """The log ratio of each pair of blocks that servers holding both arms have measured so far, in order."""
+    measured = ([(block, value) for block in run.blocks(experiment, arm) if (value := METRICS[metric]([block]))] for arm in (a, b))
+    return _pairs(*measured).logs[0]
+
+
 def outside(run: Run, control: Comparison) -> Refusal | None:
     """The refusal of an experiment whose A/A comparison differs from 1 by more than its noise (at 99 %)."""
     strict = compare(run, control.experiment, control.a, control.b, control.metric, lambda *_: CONTROL_LEVEL)

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workbench import attestation, client, logs, plans, preflight, provenance, runlog, verdict
+from workbench import attestation, client, logs, plans, preflight, provenance, runlog, stopping, verdict
 from workbench import server as servers
 from workbench.arms import Arm
 from workbench.errors import BadInput, ServerFailed
@@ -71,12 +71,17 @@ class Lab:
         Raises: BadInput from the preflight; ServerFailed when a server does not start, hangs or dies: what was measured stays in the
             log, and so does the failure.
         """
-        names = dict.fromkeys(task.planned.arm for task in tasks)
+        names, rule = dict.fromkeys(task.planned.arm for task in tasks), stopping.rule(self.profile, tasks)
         preflight.refuse(preflight.check(self.profile, [Arm.parse(name) for name in names]))
         done = {(r.experiment, r.block) for r in self.records if isinstance(r, Block)}
         left = [(index, task) for index, task in enumerate(tasks) if (task.planned.experiment, index) not in done]
         with RunLog(self.folder / "runs.jsonl") as file, _gpus_given_back(self.profile, file), _Bench(self, file, tasks) as bench:
+            if rule:
+                self.find(rule.experiment, stopping.CHECKPOINTS, {"looks": list(rule.checkpoints.looks)})
             for number, (index, task) in enumerate(left, 1):
+                if rule and (why := rule.ends(self.records, task)):
+                    self.find(task.planned.experiment, stopping.STOPPED, {"why": why, "blocks_left": len(left) - number + 1})
+                    continue
                 log.info("%s: block %d of %d on %s", task.planned.experiment, number, len(left), task.planned.arm)
                 try:
                     bench.run(index, task)
