@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import workbench.light  # noqa: F401  (before altair)
 import altair as alt
 import pandas as pd
 import vl_convert

@@ -1,4 +1,4 @@
-"""The command line: workbench replay | measure | probe | check | report | bench. Bad input ends with one sentence and status 2, before anything is started."""
+"""The command line: workbench replay | measure | record | probe | check | report | bench. Bad input ends with one sentence and status 2."""
 from __future__ import annotations
 
 import argparse
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # papermill logs every output of every cell; a terminal wants the progress alone.
     logging.getLogger("papermill").addFilter(lambda record: record.levelno >= logging.WARNING or record.getMessage().startswith(NARRATED))
     try:
-        return options.run(options)
+        return options.do(options)
     except WorkbenchError as error:
         print(f"workbench: {error}", file=sys.stderr)
         return error.status
@@ -38,26 +38,30 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description=__doc__.split(".")[0])
     commands = parser.add_subparsers(required=True)
     replay = commands.add_parser("replay", help="run the whole investigation and write a report")
-    replay.add_argument("profile", help="a profile's name or YAML file")
+    replay.add_argument("profile", help="a profile's name or YAML file, or recorded:NAME")
     replay.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[], help="change a field of the profile")
     replay.add_argument("--out", type=Path, help="the run's folder (default: outputs/PROFILE-TIME)")
     replay.add_argument("--resume", action="store_true", help="go on with the run in --out (default: the newest of this profile)")
     replay.add_argument("--skip", metavar="NOTEBOOK", action="append", default=[], help="leave a notebook out")
-    replay.set_defaults(run=_replay)
+    replay.set_defaults(do=_replay)
     measure = commands.add_parser("measure", help="run a profile's blocks without notebooks, on a machine without Jupyter")
     measure.add_argument("profile")
     measure.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
     measure.add_argument("--out", type=Path, required=True, help="the run's folder; blocks that are in it already are not measured again")
-    measure.set_defaults(run=_measure)
+    measure.set_defaults(do=_measure)
+    record = commands.add_parser("record", help="keep a finished run as fixtures/recordings/NAME, which replay recorded:NAME renders anywhere")
+    record.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
+    record.add_argument("name", metavar="NAME")
+    record.set_defaults(do=_record)
     check = commands.add_parser("check", help="everything that can be known before a server is started")
     check.add_argument("profile")
     check.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
-    check.set_defaults(run=_check)
+    check.set_defaults(do=_check)
     probe = commands.add_parser("probe", help="does the installed SGLang have an option for the draft's TP size?")
-    probe.set_defaults(run=_probe)
+    probe.set_defaults(do=_probe)
     report = commands.add_parser("report", help="write verdict.json and report.html of a run again")
     report.add_argument("folder", type=Path, metavar="DIR")
-    report.set_defaults(run=_report)
+    report.set_defaults(do=_report)
     bench = commands.add_parser("bench", help="measure this machine, or a way of measuring on it").add_subparsers(required=True)
     arms = bench.add_parser("arms", help="the same comparison by hot arms and by restarts: precision against time")
     arms.add_argument("profile", nargs="?", default="cpu-tiny")
@@ -67,11 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     arms.add_argument("-b", default="shared", metavar="ARM")
     arms.add_argument("--pairs", type=int, default=12, help="pairs of blocks in one server (default 12)")
     arms.add_argument("--starts", type=int, default=4, help="starts of each arm (default 4)")
-    arms.set_defaults(run=_bench_arms)
+    arms.set_defaults(do=_bench_arms)
     machine = bench.add_parser("machine", help="copies, products, launches and collectives as the profile uses this machine, for 02_budget")
     machine.add_argument("profile", nargs="?", default="cpu-tiny")
     machine.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
-    machine.set_defaults(run=_bench_machine)
+    machine.set_defaults(do=_bench_machine)
     return parser
 
 
@@ -79,11 +83,15 @@ def _replay(options: argparse.Namespace) -> int:
     from workbench import preflight
     from workbench.lab import open_lab
     from workbench.profile import load
+    from workbench.recording import PREFIX
     from workbench.replay import replay
 
-    profile = load(options.profile, changes(options.changes))
-    preflight.refuse(preflight.check(profile))
-    out = options.out or (_newest(profile.name) if options.resume else OUTPUTS / f"{profile.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    name = options.profile.replace(":", "-")
+    if not options.profile.startswith(PREFIX):
+        profile = load(options.profile, changes(options.changes))
+        preflight.refuse(preflight.check(profile))
+        name = profile.name
+    out = options.out or (_newest(name) if options.resume else OUTPUTS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
     if options.out and not options.resume and (out / "runs.jsonl").exists():
         raise BadInput("out", f"{out.name} holds a run already", "add --resume to go on with it, or give another folder")
     command = ["workbench", "replay", options.profile, *(word for change in options.changes for word in ("-p", change))]
@@ -100,6 +108,17 @@ def _measure(options: argparse.Namespace) -> int:
     return verdict.exit_status(lab.verdict)
 
 
+def _record(options: argparse.Namespace) -> int:
+    from workbench import recording
+    from workbench.publish import reopen
+
+    lab = reopen(options.run)
+    made = recording.record(lab.folder, lab.profile, lab.prompts, options.name)
+    size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
+    print(f"{made.relative_to(ROOT)}: {size / 1e6:.2f} MB; workbench replay {recording.PREFIX}{options.name} renders it")
+    return 0
+
+
 def _check(options: argparse.Namespace) -> int:
     from workbench import preflight
     from workbench.profile import load
@@ -114,7 +133,7 @@ def _check(options: argparse.Namespace) -> int:
 def _probe(options: argparse.Namespace) -> int:
     from workbench import probe
 
-    print(probe.answer())
+    print(probe.answer(probe.probe()))
     return 0
 
 

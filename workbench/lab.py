@@ -15,9 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workbench import attestation, client, logs, plans, preflight, provenance, runlog, stopping, verdict
+from workbench import attestation, client, logs, plans, preflight, provenance, recording, runlog, stopping, verdict
 from workbench import server as servers
 from workbench.arms import Arm
+from workbench.checks import Check
 from workbench.errors import BadInput, ServerFailed
 from workbench.plans import Task
 from workbench.profile import Profile, load
@@ -31,10 +32,23 @@ NARRATED = "· "        # marks progress among a notebook's other output, for a 
 
 @dataclass(frozen=True)
 class Lab:
-    """One run: a profile and the folder that everything measured under it is written to."""
+    """One run: a profile and the folder that everything measured under it is written to.
+
+    The replay of a recording is a run too, to which nothing is added: no server starts, no finding is computed where one is kept.
+    """
 
     profile: Profile
     folder: Path
+
+    @cached_property
+    def provenance(self) -> Mapping[str, Any]:
+        kept = self.folder / "provenance.json"
+        return json.loads(kept.read_text()) if kept.exists() else {}
+
+    @property
+    def recording(self) -> str | None:
+        """The name of the recording that this is a replay of; None for a run that was measured here."""
+        return self.provenance.get("recording")
 
     @property
     def records(self) -> list[Line]:
@@ -43,23 +57,42 @@ class Lab:
     @property
     def verdict(self) -> verdict.Verdict:
         """The verdict of what is in the log now."""
-        return verdict.judge(self.profile, self.records, "live", self.profile.plan.resolution)
+        return verdict.judge(self.profile, self.records, "recorded" if self.recording else "live", self.profile.plan.resolution)
 
     @cached_property
     def prompts(self) -> Sequence[Mapping[str, Any]]:
-        """The workload's prompts: held-out text from a file, or random ids of the target's vocabulary (never for accept claims)."""
-        if self.profile.workload.prompts == "random":
+        """The workload's prompts: held-out text from a file, or random ids of the target's vocabulary (never for accept claims).
+
+        Raises: BadInput when they cannot be read.
+        """
+        if self.recording:
+            return json.loads((self.folder / "prompts.json").read_text())
+        try:
+            if self.profile.workload.prompts != "random":
+                return json.loads(Path(self.profile.workload.prompts).read_text())
             size = json.loads((self.profile.pair.target / "config.json").read_text()).get("vocab_size", 1000)
             rng = random.Random(self.profile.plan.seed)
             return [{"id": f"random-{n}", "input_ids": [rng.randrange(3, size) for _ in range(rng.randrange(16, 65))]} for n in range(256)]
-        return json.loads(Path(self.profile.workload.prompts).read_text())
+        except OSError as error:
+            raise BadInput("workload.prompts", f"cannot be read ({error.strerror})", 'give a JSON file of {"id", "input_ids"}, or random') from None
 
-    def find(self, experiment: str, name: str, value: Any) -> None:
-        """Keep a notebook's computed answer in the log, once."""
-        if any(isinstance(r, Finding) and (r.experiment, r.name) == (experiment, name) for r in self.records):
-            return
-        with RunLog(self.folder / "runs.jsonl") as file:
-            file.append(Finding(experiment=experiment, name=name, time=_now(), value=value))
+    def preflight(self) -> list[Check]:
+        """The preflight of this profile, kept in the log; of a recording the one that it was measured under, empty where none was kept."""
+        if self.recording:
+            return [Check(**check) for check in self.finding("preflight") or ()]
+        found = preflight.check(self.profile)
+        self.find("baseline", "preflight", [vars(check) for check in found])
+        return found
+
+    def find(self, experiment: str, name: str, value: Any) -> Any:
+        """Keep a notebook's computed answer in the log, once; returns what the log holds. Nothing is added to a recording."""
+        kept = next((r for r in self.records if isinstance(r, Finding) and (r.experiment, r.name) == (experiment, name)), None)
+        if kept is not None:
+            return kept.value
+        if not self.recording:
+            with RunLog(self.folder / "runs.jsonl") as file:
+                file.append(Finding(experiment=experiment, name=name, time=_now(), value=value))
+        return value
 
     def finding(self, name: str) -> Any:
         """The value of a finding; None when no notebook has found it."""
@@ -69,8 +102,12 @@ class Lab:
         """Run the planned blocks that are not in the log yet, each on a server that serves its arm.
 
         Raises: BadInput from the preflight; ServerFailed when a server does not start, hangs or dies: what was measured stays in the
-            log, and so does the failure.
+            log, and so does the failure; WorkbenchError when a recording does not hold the experiment's blocks.
         """
+        if self.recording:
+            for experiment in dict.fromkeys(task.planned.experiment for task in tasks):
+                recording.refuse_absent(self.recording, self.provenance["blocks"], self.records, experiment)
+            return
         names, rule = dict.fromkeys(task.planned.arm for task in tasks), stopping.rule(self.profile, tasks)
         preflight.refuse(preflight.check(self.profile, [Arm.parse(name) for name in names]))
         done = {(r.experiment, r.block) for r in self.records if isinstance(r, Block)}
@@ -93,10 +130,17 @@ class Lab:
 def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any] | None = None, command: Sequence[str] = ()) -> Lab:
     """The lab of a run's folder; made, with its provenance, when it is not there yet. command: what the person typed.
 
+    profile: a name or a file, or ``recorded:NAME``, which lays the recording out in the folder.
     Raises: BadInput for a bad profile or change, or when the folder holds a run under another profile.
     """
     _narrate()
-    chosen, path = load(profile, dict(changes or {})), Path(folder)
+    path = Path(folder)
+    if str(profile).startswith(recording.PREFIX):
+        if changes:
+            raise BadInput("-p", "changes a setting that was recorded", "leave it out, or replay a profile instead of a recording")
+        recording.lay_out(str(profile).removeprefix(recording.PREFIX), path)
+        profile = path / "profile.json"
+    chosen = load(profile, dict(changes or {}))
     kept = path / "profile.json"
     if kept.exists():
         if Profile.model_validate_json(kept.read_text()) != chosen:          # a field that came later has its default in an older run
@@ -108,7 +152,10 @@ def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any]
             kept.write_text(chosen.model_dump_json(indent=1))
         except OSError as error:
             raise BadInput("out", f"{path.name} cannot be written ({error.strerror})", "give a writable folder with --out") from None
-    return Lab(chosen, path)
+    found = Lab(chosen, path)
+    if found.recording:
+        log.info("%s%s: %s Nothing is measured here.", recording.PREFIX, found.recording, provenance.sentence(found.provenance))
+    return found
 
 
 def _narrate() -> None:

@@ -9,6 +9,12 @@ _TRACEBACK = "Traceback (most recent call last):"
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?")
 HIDDEN = "<hidden>"
 _SECRET_NAME = r"(?:token|key|secret|password)"
+_PATH = re.compile(r"(?<![\w./~-])~?/(?:[\w.@+-]+/)+[\w.@+-]*")       # absolute, of two parts or more; no URL, no route of one part
+_ROOMS = ("fixtures", "notebooks", "workbench", "outputs", "tests")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# A line for every request, every import and every weight file says nothing about a run that its records do not.
+_NOISE = re.compile(r"^INFO: +[\d.]+:\d+ - |^(Prefill|Decode) batch, |^Ignore import error|^Cache flushed successfully|"
+                    r"^Multi-thread loading shards|UserWarning: |^  warnings\.warn\(")
 _SECRET = re.compile(rf"(?i)({_SECRET_NAME}[a-z_]*['\"]?\s*[:=]\s*)(['\"]?)[^'\",\s]{{6,}}\2")
 
 
@@ -57,3 +63,27 @@ def clean(line: str) -> str:
 def is_secret(name: str) -> bool:
     """Whether a variable of that name may hold what nobody else should read."""
     return bool(re.search(f"(?i){_SECRET_NAME}", name))
+
+
+def without_paths(text: str) -> str:
+    """The text with every absolute path cut to what is not this machine's: from the package or the repository's folder on, else its last part."""
+    return _PATH.sub(lambda found: _public_part(found[0]), text)
+
+
+def _public_part(path: str) -> str:
+    parts = path.rstrip("/").split("/")
+    for place, part in enumerate(parts[:-1]):
+        if part in ("site-packages", "dist-packages"):
+            return "/".join(parts[place + 1:])
+        if part in _ROOMS:
+            return "./" + "/".join(parts[place:])
+    return ".../" + parts[-1]
+
+
+def trimmed(path: Path, first: int = 150, last: int = 60, width: int = 400) -> str:
+    """A server's log for keeping: cleaned, without colours and lines that repeat, its first and last lines, each cut to ``width``."""
+    lines = [_COLOUR.sub("", line.rsplit("\r", 1)[-1]) for line in path.read_text(errors="replace").split("\n")]
+    told = [clean(line) for line in lines if line.strip() and not _NOISE.search(_STAMP.sub("", line))]
+    dropped = len(told) - first - last
+    kept = told if dropped <= 0 else [*told[:first], f"[{dropped} lines are left out here]", *told[-last:]]
+    return "".join(f"{line[:width]}\n" for line in kept)

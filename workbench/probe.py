@@ -6,12 +6,17 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+import pandas as pd
+
 from workbench.engine.cpu.paths import python_path
 from workbench.errors import WorkbenchError
+from workbench.lab import Lab
 
 # What an option for the draft's TP would have to be called: it speaks of the draft (or speculation) and of parallelism.
 _DRAFT = re.compile(r"(?i)draft|specul")
@@ -39,7 +44,7 @@ class Place:
 
 @cache
 def installed() -> dict[str, Any]:
-    """What the installed SGLang says of itself: {"version", "places": [...], "source": {name: {"where", "text"}}, "group"}.
+    """What the installed SGLang says of itself: {"version", "places": [...], "source": {name: {"where", "text"}}}.
 
     Read in a process of its own, since importing SGLang needs the CPU engine's stand-ins where no GPU packages are.
     Raises: WorkbenchError when SGLang cannot be imported.
@@ -54,19 +59,57 @@ def installed() -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def places() -> list[Place]:
-    """Everything that speaks of the draft or of tensor parallelism."""
-    return [place for entry in installed()["places"] if (place := Place(**entry)).draft or _PARALLEL.search(place.name)]
+@dataclass(frozen=True)
+class Probe:
+    """What an SGLang was searched for. searched: how many of each kind; places: those that speak of the draft or of tensor parallelism;
+    source: {name: {"where", and "text" where the SGLang is the one installed here}} of what decides the draft's group."""
+
+    version: str
+    searched: Mapping[str, int]
+    places: tuple[Place, ...]
+    source: Mapping[str, Mapping[str, str]]
 
 
-def answer() -> str:
+def probe() -> Probe:
+    """The installed SGLang, searched. Raises: WorkbenchError when it cannot be imported."""
+    found = installed()
+    places = tuple(place for entry in found["places"] if (place := Place(**entry)).draft or _PARALLEL.search(place.name))
+    return Probe(found["version"], Counter(entry["kind"] for entry in found["places"]), places, found["source"])
+
+
+def of(run: Lab) -> Probe | None:
+    """The probe of a run's SGLang, kept in its log without SGLang's own words; None of a recording that holds none."""
+    kept = run.finding("searched")
+    if kept is not None:
+        return Probe(kept["version"], kept["searched"], tuple(Place(**place) for place in kept["places"]), kept["source"])
+    if run.recording:
+        return None
+    found = probe()
+    run.find("probe", "searched", {
+        "version": found.version, "searched": found.searched, "places": [asdict(place) | {"about": ""} for place in found.places],
+        "source": {name: {"where": told["where"]} for name, told in found.source.items()}})
+    return found
+
+
+def table(found: Probe | None) -> pd.DataFrame:
+    """One row a place; empty where nothing is known."""
+    rows = [asdict(place) | {"sets_draft_tp": place.sets_draft_tp} for place in (found.places if found else ())]
+    return pd.DataFrame(rows, columns=["kind", "name", "about", "where", "sets_draft_tp"])
+
+
+def source(found: Probe | None) -> str:
+    """What decides the draft's group: where it stands in SGLang, and its text where that SGLang is installed here."""
+    return "\n".join(f"# {name}: {told['where']}\n{told.get('text', '')[:1800]}" for name, told in (found.source if found else {}).items())
+
+
+def answer(found: Probe | None) -> str:
     """The notebook's question answered in one sentence, from what was found."""
-    found = [place for place in places() if place.sets_draft_tp]
-    version = installed()["version"]
-    searched = f"{sum(p['kind'] == 'argument' for p in installed()['places'])} arguments, " \
-               f"{sum(p['kind'] == 'environment' for p in installed()['places'])} environment variables, " \
-               f"{sum(p['kind'] == 'run-time call' for p in installed()['places'])} run-time settings and the draft models' own code"
-    if found:
-        return f"SGLang {version} may have an option for the draft's TP size: {', '.join(p.name for p in found)} (of {searched}). Read it before patching."
-    return (f"SGLang {version} has no option for the draft's TP size ({searched} were searched): the draft runs on the target's TP group "
+    if found is None:
+        return "Not answered when this was recorded."
+    names = {"argument": "arguments", "environment": "environment variables", "run-time call": "run-time settings"}
+    searched = f"{', '.join(f'{found.searched[kind]} {plural}' for kind, plural in names.items())} and the draft models' own code"
+    if options := [place for place in found.places if place.sets_draft_tp]:
+        return (f"SGLang {found.version} may have an option for the draft's TP size: {', '.join(p.name for p in options)} (of {searched}). "
+                "Read it before patching.")
+    return (f"SGLang {found.version} has no option for the draft's TP size ({searched} were searched): the draft runs on the target's TP group "
             "unless DP attention is on, and another group needs a patch.")

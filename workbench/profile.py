@@ -170,6 +170,8 @@ def load(name: str | Path, changes: dict[str, Any] | None = None) -> Profile:
     changes: e.g. ``{"plan.pairs": 12}``; a bare last name is enough where only one section has it (``{"pairs": 12}``).
     Raises: BadInput for an unknown profile or field, broken YAML, or a value that does not fit.
     """
+    if str(name).startswith("recorded:"):
+        raise BadInput("profile", f"{name} is a recording, which is only replayed", f"use workbench replay {name}, or name a profile")
     path = Path(name) if str(name).endswith((".yaml", ".yml", ".json")) else PROFILES / f"{name}.yaml"
     if not path.is_file():
         raise BadInput("profile", f"{str(name)!r} is unknown", f"use one of {', '.join(available())} or the path of a YAML file")

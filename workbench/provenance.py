@@ -7,7 +7,8 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +40,17 @@ def collect(profile: Profile, command: Sequence[str] = ()) -> dict[str, Any]:
                    "prompts": digest(Path(profile.workload.prompts)) if profile.workload.prompts != "random" else None},
         "nccl": {key: value for key, value in sorted(os.environ.items()) if key.startswith(("NCCL_", "TORCH_NCCL_"))},
     }
+
+
+def sentence(facts: Mapping[str, Any]) -> str:
+    """When, where and with what a run was measured, in one sentence."""
+    machine, gpus, versions = (facts.get(key) or {} for key in ("machine", "gpus", "versions"))
+    named = Counter(f"{gpu.get('name')} (driver {gpu.get('driver_version')})" for gpu in gpus)
+    where = ", ".join(f"{count} x {name}" for name, count in named.items()) or \
+        f"{machine.get('processor', 'an unknown processor')}, {machine.get('cores', 'unknown')} cores"
+    commit = str(facts.get("workbench_commit") or "unknown")[:7] + (" with changes" if facts.get("workbench_changed") else "")
+    when = str(facts.get("time", "an unknown day"))[:16].replace("T", " at ")
+    return f"Recorded on {when} UTC on {where}, SGLang {versions.get('sglang', 'unknown')}, workbench commit {commit}."
 
 
 def digest(path: Path) -> str | None:

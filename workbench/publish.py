@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workbench import report, verdict
+from workbench import report
 from workbench.errors import BadInput
 from workbench.lab import Lab
 from workbench.profile import Profile
@@ -14,10 +14,9 @@ from workbench.profile import Profile
 def publish(lab: Lab) -> dict[str, Any]:
     """Write verdict.json and report.html into the run's folder; returns the verdict's content."""
     records = lab.records
-    judged = verdict.judge(lab.profile, records, "live", lab.profile.plan.resolution).to_json()
+    judged = lab.verdict.to_json()
     (lab.folder / "verdict.json").write_text(json.dumps(judged, indent=1, allow_nan=False))
-    provenance = json.loads((lab.folder / "provenance.json").read_text())
-    (lab.folder / "report.html").write_text(report.render(judged, records, provenance, json.loads(lab.profile.model_dump_json())))
+    (lab.folder / "report.html").write_text(report.render(judged, records, lab.provenance, json.loads(lab.profile.model_dump_json())))
     return judged
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import pandas as pd
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from workbench import charts, tables
+from workbench.provenance import sentence as origin
 from workbench.runlog import Block, Line
 
 QUESTION = "Is the draft’s tensor parallelism what makes EAGLE-3 slow?"
@@ -62,6 +62,7 @@ def render(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapp
     return _TEMPLATES.get_template("report.html.j2").render(
         question=QUESTION, sentence=verdict.get("sentence") or "No verdict was stated.", valid=bool(verdict.get("valid")),
         name=verdict.get("profile") or tables.UNKNOWN, labels=labels(verdict, provenance, profile), about=profile.get("about", ""),
+        recorded=f"{origin(provenance)} Nothing was measured for this page." if verdict.get("source") == "recorded" else "",
         arms=_table(tables.arms(verdict, profile)), colours=charts.palette(list(verdict.get("arms") or {})),
         conditions=conditions(records, profile), costs=costs(comparisons, profile), comparisons=_table(_ratios(comparisons, controls)),
         notes=verdict.get("notes") or [], parity=_table(tables.parity(verdict)), reasons=refusals["reason"].tolist(),
@@ -131,10 +132,10 @@ def figures(verdict: Mapping[str, Any], records: Sequence[Line]) -> Iterator[Fig
 def commands(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What to type to repeat the run, and what each server was started with: (about, command)."""
     found = [("This run’s setting, every field of it, is in profile.yaml below", "workbench replay profile.yaml")]
-    if verdict.get("source") == "recorded":
-        found = [("Replay the recording", f"workbench replay {shlex.quote(str(verdict.get('profile')))}")]
+    if name := provenance.get("recording"):
+        found = [("Replay the recording", f"workbench replay recorded:{shlex.quote(str(name))}")]
     if own := provenance.get("command"):
-        found.insert(0, ("The command that made this run", own if isinstance(own, str) else shlex.join(map(str, own))))
+        found.insert(0, ("The command that measured this run", own if isinstance(own, str) else shlex.join(map(str, own))))
     servers: dict[str, list[str]] = {}
     for start in tables.starts(records):
         environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in start.environment.items())
@@ -183,7 +184,7 @@ def _throughput(experiment: str, blocks: pd.DataFrame, arms: Sequence[str]) -> I
                       lambda width: charts.throughput_by_start(blocks, arms, width))
 
 
-def _figure(title: str, caption: str, chart: Callable[[int], alt.TopLevelMixin]) -> Figure:
+def _figure(title: str, caption: str, chart: Callable[[int], charts.alt.TopLevelMixin]) -> Figure:
     return Figure(title, caption.strip(), *(Markup(charts.svg(chart(width))) for width in (charts.WIDE, charts.NARROW)))
 
 

@@ -119,6 +119,11 @@ Line = Annotated[Union[Start, Block, Failure, Finding], Field(discriminator="kin
 _LINE: TypeAdapter[Line] = TypeAdapter(Line)
 
 
+def parse(data: Any) -> Line:
+    """A record from its plain data."""
+    return _LINE.validate_python(data)
+
+
 class RunLog:
     """Append-only runs.jsonl of one run. A context manager; a torn last line is dropped on opening, nothing before it."""
 

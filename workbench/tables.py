@@ -15,6 +15,7 @@ from workbench.profile import Speculation
 from workbench.runlog import Block, Failure, Finding, Line, Start
 
 MAX_ROWS = 5_000
+MAX_DATA = 500          # characters of a finding's data that are shown
 UNKNOWN = "unknown"
 NOT_APPLICABLE = "–"
 STAGES = ("draft", "verify", "draft_extend")
@@ -158,9 +159,10 @@ def failures(records: Sequence[Line]) -> pd.DataFrame:
 
 
 def findings(records: Sequence[Line]) -> pd.DataFrame:
-    """One row a named answer of a notebook; of two with one name the later."""
+    """One row a named answer of a notebook; of two with one name the later. Data of many values stay in the log."""
     latest = {(r.experiment, r.name): r.value for r in records if isinstance(r, Finding)}
-    rows = [(*key, value if isinstance(value, str) else json.dumps(value, default=str)) for key, value in latest.items()]
+    words = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in latest.items()}
+    rows = [(*key, said if isinstance(latest[key], str) or len(said) <= MAX_DATA else "data, in runs.jsonl") for key, said in words.items()]
     return pd.DataFrame(rows, columns=["experiment", "finding", "value"])
 
 

@@ -246,7 +246,7 @@ def test_commands_are_exact(log):
     assert (made, again) == ("workbench replay 'cpu tiny' -p pairs=12", "workbench replay profile.yaml")
     assert server == "SGLANG_PLUGINS=draft_tp python -m sglang.launch_server --tp 2 --served-model-name 'tiny pair'"
     assert served == "Server of shared, own-1 (draft_tp); none (baseline); shared (baseline)"
-    assert report.commands({"source": "recorded", "profile": "recorded:two cards"}, [], {})[0][1] == "workbench replay 'recorded:two cards'"
+    assert report.commands({}, [], {"recording": "two-cards"})[0][1] == "workbench replay recorded:two-cards"
 
 
 def test_commands_are_in_the_page(log, page):

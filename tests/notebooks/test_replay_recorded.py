@@ -1,0 +1,23 @@
+"""A recording renders the notebooks and the report of its run, from the command line, and nothing is measured."""
+import json
+
+import nbformat
+from replaying import replay
+
+from workbench import recording
+from workbench.replay import NOTEBOOKS
+
+NAME = "cpu-tiny"
+
+
+def test_a_recording_renders_the_whole_investigation(tmp_path):
+    done = replay(tmp_path / "run", profile=f"recorded:{NAME}")
+    assert done.status == 0, done.said[-3000:]
+    assert list(recording.differences(recording.stored_verdict(NAME), done.verdict)) == []
+    assert (tmp_path / "run" / "runs.jsonl").read_bytes() == (recording.FOLDER / NAME / "runs.jsonl").read_bytes()
+    for notebook in NOTEBOOKS:
+        cells = nbformat.read(tmp_path / "run" / "notebooks" / f"{notebook.name}.ipynb", as_version=4).cells
+        said = json.dumps([cell.get("outputs") for cell in cells])
+        assert "Recorded on 2026-11-30" in said and "Nothing is measured here" in said, notebook.name
+    assert "own-1 is" in said           # the last one prints the answer
+    assert "recorded: cpu-tiny" in (tmp_path / "run" / "report.html").read_text()
