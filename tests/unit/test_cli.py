@@ -68,7 +68,7 @@ def test_a_port_in_use(capsys, tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert str(port) in refused(capsys, tmp_path, profile_file(tmp_path, server={"flags": {"port": port}}))
+        assert str(port) in refused(capsys, tmp_path, profile_file(tmp_path, server={"flags": {"port": port}, "at_once": 1}))
 
 
 def test_a_folder_that_holds_a_run(capsys, tmp_path):
