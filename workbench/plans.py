@@ -11,6 +11,7 @@ from workbench.arms import Arm
 from workbench.profile import Profile
 from workbench.schedule import Planned
 
+PARITY_CONCURRENCY = (1, 4)  # one by one, and several at once
 WARMUP_REQUESTS = 2          # enough to reach every shape of the workload once; never measured
 
 
@@ -95,4 +96,4 @@ def _parity(profile: Profile, arm: Arm, prompts: tuple[int, ...], group: int) ->
     repeats = 1 if arm.speculates else 2
     return [Task(Planned("draft_tp", "parity", arm.name, repeat, 0, prompts, profile.plan.seed, group), concurrency,
                  profile.plan.parity_tokens)
-            for repeat in range(repeats) for concurrency in (1, 4)]
+            for repeat in range(repeats) for concurrency in PARITY_CONCURRENCY]

@@ -75,8 +75,8 @@ def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str,
                        "or with one topk, by which SGLang sizes its buffers", "serve them one by one")
     held = {arm: profile.speculation.of(arm) for arm in arms if arm.speculates}
     flags: dict[str, Any] = {"model-path": profile.pair.target, "host": "127.0.0.1", "port": port, "tp": profile.tp}
-    if profile.engine == "cpu":
-        flags |= CPU_FLAGS
+    # Of CUDA graphs only the batch sizes that the workload reaches: SGLang captures more at every start (model_executor/cuda_graph_config.py).
+    flags |= CPU_FLAGS if profile.engine == "cpu" else {"cuda-graph-max-bs-decode": max(profile.workload.concurrency, *plans.PARITY_CONCURRENCY)}
     flags |= own_flags(profile) | {"port": port}
     if profile.server.trust_remote_code:
         flags["trust-remote-code"] = True
