@@ -32,6 +32,7 @@ def collect(profile: Profile, command: Sequence[str] = ()) -> dict[str, Any]:
         "versions": {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := _version(name))},
         "workbench_commit": _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"]),
         "workbench_changed": bool(_output(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"])),
+        "workbench_sources": _sources(),
         "machine": {"system": platform.system(), "kernel": platform.release(), "processor": _processor(),
                     "cores": len(os.sched_getaffinity(0)), "memory_gib": round(psutil.virtual_memory().total / 2**30, 1)},
         "gpus": _gpus(),
@@ -63,6 +64,14 @@ def digest(path: Path) -> str | None:
             while chunk := content.read(1 << 20):
                 total.update(chunk)
     return total.hexdigest() if files else None
+
+
+def _sources() -> str:
+    """SHA-256 of this package's own source, which a copy without its repository still has."""
+    total = hashlib.sha256()
+    for file in sorted((ROOT / "workbench").rglob("*.py")):
+        total.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
+    return total.hexdigest()
 
 
 def _version(name: str) -> str | None:
