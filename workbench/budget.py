@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,12 +140,12 @@ def placement_bars(predictions: Mapping[str, Prediction]) -> pd.DataFrame:
     return parts.melt("arm", ["weights and KV", "collectives", "launches"], "stage", "time (ms/cycle)")
 
 
-def verify_table(run: Lab, found: Basis) -> pd.DataFrame:
-    """One row a width: the predicted time of a verify of so many tokens and, for a mixture, how many experts of a layer it reads."""
+def verify_table(run: Lab, found: Basis, widths: Sequence[int] = tuple(range(1, 9))) -> pd.DataFrame:
+    """One row a width (1 among them): the predicted time of a verify of so many tokens and, for a mixture, how many experts of a layer it reads."""
     columns = ["tokens verified", "verify (ms)", "in plain steps"]
     if found.inputs is None:
         return pd.DataFrame(columns=columns)
-    times, experts = cost.verify_s(run.profile, found.target, found.inputs, context=context(run)), found.target.experts
+    times, experts = cost.verify_s(run.profile, found.target, found.inputs, widths, context=context(run)), found.target.experts
     rows = pd.DataFrame([(w, 1e3 * s, s / times[1]) for w, s in times.items()], columns=columns)
     return rows if experts is None else rows.assign(**{"experts read (of a layer)": [
         cost.distinct_experts(experts.count, cost.experts_a_token(found.target), w * run.profile.workload.concurrency) for w in times]})

@@ -18,6 +18,8 @@ INK, MUTED, FAINT, BAND = "#1f2933", "#66717d", "#e4e7eb", "#eceef1"
 # Near Okabe and Ito's order of hues, which colour-blind readers tell apart; grey is kept for the arm without a draft.
 ARM_COLOURS = ("#c65d21", "#2b6ca3", "#2f8f75", "#a35d94", "#b8902c", "#5a9bc9")
 WITHOUT_DRAFT = "#7b8794"
+# Attention, matrix, other, collective and waiting for a rank, then the two gaps in grey.
+WORK_COLOURS = ("#9fb8cf", "#35618f", "#5f9e8f", "#c65d21", "#e3a987", "#b9c0c8", "#dfe3e7")
 STAGE_COLOURS = ("#d9a441", "#35618f", "#9fb8cf", "#8c6bb1")
 
 
@@ -119,6 +121,54 @@ def stage_times(table: pd.DataFrame, width: int = WIDE) -> alt.Chart:
         alt.Y("arm:N", title=None, sort=_order(table["arm"]), axis=alt.Axis(ticks=False, labelPadding=8), scale=alt.Scale(padding=0.3)),
         alt.Color("stage:N", title=None, scale=alt.Scale(domain=stages, range=STAGE_COLOURS)))
     return _finished(chart, width, 42 * table["arm"].nunique())
+
+
+def misses(table: pd.DataFrame, allowed: float, width: int = WIDE) -> alt.LayerChart:
+    """How far predictions of the cycle are off, one line an arm; the band is what they may be.
+
+    table: ``predictions.misses``. allowed: percent either way.
+    """
+    reach = 1.15 * max([allowed, *table["off (%)"].abs()])
+    x = dict(type="quantitative", title="prediction off by (%)", scale=alt.Scale(domain=[-reach, reach], nice=False),
+             axis=alt.Axis(tickCount=width // 90))
+    labels = list(dict.fromkeys(table["label"]))
+    y = alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(ticks=False, labelPadding=8, labelLimit=width * 0.45))
+    band = alt.Chart(pd.DataFrame({"low": [-allowed], "high": [allowed]})).mark_rect(color=BAND).encode(alt.X(field="low", **x), alt.X2("high"))
+    zero = alt.Chart(pd.DataFrame({"off": [0.0]})).mark_rule(color=MUTED, strokeDash=[3, 3]).encode(alt.X(field="off", **x))
+    kinds = list(dict.fromkeys(table["prediction"]))
+    points = alt.Chart(table).mark_circle(size=90, opacity=1).encode(alt.X(field="off (%)", **x), y, alt.Color(
+        "prediction:N", title=None, scale=alt.Scale(domain=kinds, range=ARM_COLOURS[:len(kinds)])))
+    return _finished(band + zero + points, width, 34 * max(1, len(labels)) + 20)
+
+
+def verify_width(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
+    """Time of a verify against its width: predicted as a line, measured as points.
+
+    table: ``cycle.widths``.
+    """
+    kinds = {"predicted (ms)": "predicted", "measured (ms)": "measured"}
+    rows = table.melt("tokens verified", list(kinds), "kind", "verify (ms)").dropna().replace({"kind": kinds})
+    base = alt.Chart(rows).encode(
+        alt.X("tokens verified:Q", axis=alt.Axis(tickMinStep=1, format="d", grid=False), scale=alt.Scale(nice=False, padding=12)),
+        alt.Y("verify (ms):Q", scale=alt.Scale(zero=True, padding=10)),
+        alt.Color("kind:N", title=None, scale=alt.Scale(domain=list(kinds.values()), range=(STAGE_COLOURS[2], STAGE_COLOURS[1]))))
+    return _finished(base.transform_filter(alt.datum.kind == "predicted").mark_line(strokeWidth=2.5)
+                     + base.transform_filter(alt.datum.kind == "measured").mark_circle(size=90, opacity=1), width, 220)
+
+
+def decomposition(table: pd.DataFrame, width: int = WIDE) -> alt.Chart:
+    """What the device did in a profiled cycle: a bar an arm and stage, by class of kernel and kind of gap.
+
+    table: ``traces.bars``.
+    """
+    whats, stages = (list(dict.fromkeys(table[column])) for column in ("what", "stage"))
+    bars = table.assign(order=table["what"].map(whats.index), label=table["arm"] + ", " + table["stage"])
+    chart = alt.Chart(bars[bars["time (ms/cycle)"] > 0]).mark_bar().encode(
+        alt.X("time (ms/cycle):Q", stack="zero"), alt.Order("order:Q"),
+        alt.Y("label:N", title=None, sort=[f"{arm}, {stage}" for arm in _order(table["arm"]) for stage in stages],
+              axis=alt.Axis(ticks=False, labelPadding=8, labelLimit=width * 0.4), scale=alt.Scale(padding=0.25)),
+        alt.Color("what:N", title=None, scale=alt.Scale(domain=whats, range=WORK_COLOURS[:len(whats)])))
+    return _finished(chart, width, 26 * bars["label"].nunique())
 
 
 def precision(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:

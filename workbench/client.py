@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -118,3 +119,31 @@ def switch(url: str, arm: str, timeout_s: float) -> dict[str, Any]:
     if status != 200:
         raise ServerFailed(f"the server did not switch to {arm}: {said.get('refused') or said if isinstance(said, dict) else said}")
     return said["draft_tp"]
+
+
+def start_profile(url: str, folder: Path, engine: str) -> str:
+    """Start SGLang's profiler on every rank (/start_profile); returns why it does not start, empty when it does.
+
+    folder: where the server, which is on this machine, writes one trace a rank. Neither stacks nor shapes: they are most of a trace's size.
+    """
+    activities = ["CPU"] if engine == "cpu" else ["CPU", "GPU"]
+    return _profile(url, "start", {"output_dir": str(folder.resolve()), "profile_id": "cycles", "activities": activities, "with_stack": False,
+                                   "record_shapes": False})
+
+
+def stop_profile(url: str) -> str:
+    """Stop SGLang's profiler and have its traces written; returns why not, empty when they are."""
+    return _profile(url, "stop", {})
+
+
+def _profile(url: str, verb: str, body: Mapping[str, Any], timeout_s: float = 120) -> str:
+    async def post() -> tuple[int, str]:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.post(f"{url}/{verb}_profile", json=body) as response:
+            return response.status, (await response.text()).strip()
+
+    try:
+        status, text = _run(post())
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        return f"/{verb}_profile was not answered within {timeout_s:g} s ({type(error).__name__})"
+    return "" if status == 200 else f"/{verb}_profile was refused with HTTP {status}: {text[:200]}"

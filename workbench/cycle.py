@@ -1,22 +1,21 @@
-"""Where a cycle's time went, measured beside predicted: the tables and the answer of 07_cycle, from a run's log."""
+"""Where a cycle's time went: the tables and the answer of 07_cycle, from a run's log."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from workbench import cost, trace, width
+from workbench import width
 from workbench.arms import Arm
-from workbench.budget import Basis, caveat, collective_s, collectives, context, in_ms
-from workbench.cost import Prediction
+from workbench.budget import Basis, caveat, collective_s, collectives, in_ms, verify_table
 from workbench.lab import Lab
 from workbench.tables import number
 
 STAGES = ("draft", "verify", "draft_extend", "decode")      # of a cycle; decode is the step without speculation
 HOST = "host"
+TIMING_MAY_COST = 1.0       # percent of throughput
 
 
 def measured(verdict: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -39,71 +38,77 @@ def measured_table(verdict: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=None if rows else ["arm"])
 
 
-def predicted(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
-    """{arm: its predicted cycle} for every measured arm but replicas; empty without a basis.
-
-    What the model does not know (the host above all) is taken from shared alone, as the difference of its cycle, and added to each other
-    arm that speculates; so shared itself is fitted, and what is predicted is how the others differ from it.
-    """
-    if found.inputs is None:
-        return {}
-    arms = {name: Arm.parse(name) for name in measured(verdict)}
-    alone = {name: cost.predict(run.profile, found.target, found.draft, arm, found.inputs, context=context(run))
-             for name, arm in arms.items() if not arm.replica}
-    remainder = measured(verdict)["shared"]["cycle"] / 1e3 - alone["shared"].cycle_s if "shared" in alone else 0.0
-    return {name: Prediction(name, p.stages, remainder if arms[name].speculates else 0.0) for name, p in alone.items()}
-
-
-def compared(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
-    """One row an arm: the measured cycle beside the model's own figure and that with the remainder of shared, with how far each is off."""
-    told, rows = measured(verdict), []
-    for name, p in predicted(run, verdict, found).items():
-        cycle, alone = told[name]["cycle"], 1e3 * (p.cycle_s - p.remainder_s)
-        fitted = 1e3 * p.cycle_s if p.remainder_s and name != "shared" else math.nan
-        rows.append((name, cycle, alone, 100 * (alone / cycle - 1), fitted, 100 * (fitted / cycle - 1)))
-    return pd.DataFrame(rows, columns=["arm", "measured cycle (ms)", "model alone (ms)", "off (%)", "with shared's remainder (ms)",
-                                       "then off (%)"])
+def timing(verdict: Mapping[str, Any]) -> str:
+    """What timing the stages costs, in words: from shared without it (the arm shared+timing=off) against shared, in one server."""
+    asked = [c for c in verdict.get("comparisons") or [] if c["metric"] == "tokens_per_s" and c["b"] == "shared"
+             and Arm.parse(c["a"]) == Arm("shared", timing="off")]
+    if not asked:
+        return "What timing the stages costs was not measured in this run: name the arm shared+timing=off in plan.arms."
+    c = asked[0]
+    if not c["valid"] or c["ratio"] is None:
+        return f"What timing the stages costs is not known: {_why(c)}."
+    cost, low, high = (100 * (1 - 1 / c[end]) for end in ("ratio", "low", "high"))
+    found = "no more than" if high <= TIMING_MAY_COST else "more than" if low > TIMING_MAY_COST else "which this run cannot tell from more or less than"
+    return (f"Timing the stages costs {cost:.2g} % of throughput ({100 * c['level']:g} % interval {low:.2g} to {high:.2g} %), {found} the "
+            f"{TIMING_MAY_COST:g} % that it may.")
 
 
-def bars(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
-    """Measured and predicted stages of each arm but replicas, for ``charts.stage_times``.
+def _chains(run: Lab, verdict: Mapping[str, Any]) -> dict[str, Arm]:
+    """The arms on the target's group that draft chains: they differ in steps alone."""
+    arms = {name: Arm.parse(name) for name in verdict.get("arms") or {}}
+    return {name: arm for name, arm in arms.items() if arm.placement == "shared" and not arm.replica and run.profile.speculation.of(arm).topk == 1}
 
-    Without speculation the step stands in verify's place. The rest is what of a measured cycle is outside of its stages, and in a predicted
-    one what was taken from shared.
-    """
-    rows = []
-    for name, told in measured(verdict).items():
-        if not Arm.parse(name).replica:
-            rows += [(f"{name}, measured", stage, time) for stage, time in told.items() if stage != "cycle" and time > 0]
-    for name, p in predicted(run, verdict, found).items():
-        rows += [(f"{name}, predicted", stage, 1e3 * c.total_s) for stage, c in p.stages.items()]
-        rows += [(f"{name}, predicted", HOST, 1e3 * p.remainder_s)] if p.remainder_s > 0 else []
-    names = {"decode": "verify", "draft_extend": "draft-extend", HOST: "host and rest"}
-    return pd.DataFrame([(arm, names.get(stage, stage), time) for arm, stage, time in rows], columns=["arm", "stage", "time (ms/cycle)"])
+
+def curve(run: Lab, verdict: Mapping[str, Any]) -> dict[int, float]:
+    """{tokens verified: seconds} as measured in the run: the decode step of none (width 1), and verify of each step count on the target's group."""
+    told, found = measured(verdict), {}
+    if "decode" in told.get("none", {}):
+        found[1] = told["none"]["decode"] / 1e3
+    for name, arm in _chains(run, verdict).items():
+        if "verify" in told.get(name, {}):
+            found[run.profile.speculation.of(arm).draft_tokens] = told[name]["verify"] / 1e3
+    return dict(sorted(found.items()))
+
+
+def widths(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
+    """One row a width of verify: measured in the run where an arm verifies so many tokens, predicted from the machine's inputs, and for a
+    mixture how many experts of a layer are read."""
+    seen = curve(run, verdict)
+    wanted = sorted({*range(1, 9), *seen})
+    table = verify_table(run, found, wanted)
+    if table.empty:
+        table = pd.DataFrame({"tokens verified": wanted, "verify (ms)": math.nan, "in plain steps": math.nan})
+    table = table.rename(columns={"verify (ms)": "predicted (ms)", "in plain steps": "predicted, in plain steps"})
+    measured_ms = [1e3 * seen[w] if w in seen else math.nan for w in table["tokens verified"]]
+    table.insert(1, "measured (ms)", measured_ms)
+    return table
 
 
 def steps(run: Lab, verdict: Mapping[str, Any]) -> tuple[width.Choice, ...]:
     """What other numbers of steps would give, by this run's acceptance at each position and verify at the widths that were measured.
 
-    A plain step is the width 1. Empty where acceptance or stage times were not measured, or the drafts are trees.
+    Empty where acceptance or stage times were not measured, or the drafts are trees.
     """
-    told, facts = measured(verdict), (verdict.get("arms") or {}).get("shared") or {}
-    plain, shared = told.get("none", {}), told.get("shared", {})
-    acceptance = [share["value"] for share in (facts.get("accept") or {}).get("positions") or []]
-    spec = run.profile.speculation
+    arms, told = verdict.get("arms") or {}, measured(verdict)
+    plain, shared, spec = told.get("none", {}), told.get("shared", {}), run.profile.speculation
+    # Deeper drafts begin with the same tokens: the longest chain tells of every position.
+    acceptance = max(([share["value"] for share in (arms[name].get("accept") or {}).get("positions") or []] for name in _chains(run, verdict)),
+                     key=len, default=[])
     if "decode" not in plain or "verify" not in shared or not acceptance or spec.topk != 1 or not spec.steps:
         return ()
-    curve = {1: plain["decode"] / 1e3}
-    for name, stages in told.items():
-        arm = Arm.parse(name)
-        if arm.placement == "shared" and not arm.replica and "verify" in stages and spec.of(arm).topk == 1:
-            curve[spec.of(arm).draft_tokens] = stages["verify"] / 1e3
     drafting = (shared.get("draft", 0.0) + shared.get("draft_extend", 0.0)) / 1e3
-    return width.choices(acceptance, curve, drafting / spec.steps, fixed_s=max(0.0, shared[HOST]) / 1e3, plain_s=plain["cycle"] / 1e3)
+    return width.choices(acceptance, curve(run, verdict), drafting / spec.steps, fixed_s=max(0.0, shared[HOST]) / 1e3,
+                         plain_s=plain["cycle"] / 1e3)
+
+
+def best_steps(run: Lab, verdict: Mapping[str, Any]) -> str:
+    """``width.sentence`` of ``steps``, and where acceptance was made up that it was."""
+    simulated = any((facts or {}).get("accept_simulated") for facts in (verdict.get("arms") or {}).values())
+    return width.sentence(steps(run, verdict)) + (" Acceptance was simulated, so this is no statement about the pair." if simulated else "")
 
 
 def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
-    """07_cycle's answer: what a cycle of shared spends, what own-N can save at most, what it did save, and how good the model was."""
+    """07_cycle's answer: what a cycle of shared spends, what own-N can save at most, and what it did save."""
     told = measured(verdict).get("shared")
     if told is None or "draft" not in told:
         return f"No answer: the stages of shared's cycle were not measured.{caveat(run)}"
@@ -117,32 +122,12 @@ def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
                     "on this machine: what the saved communication is worth.")
     said += [_saved(c) for c in verdict.get("comparisons") or []
              if c["metric"] == "cycle_ms" and c["b"] == "shared" and Arm.parse(c["a"]).placement == "own"]
-    return " ".join([*said, _model(run, verdict, found)]) + caveat(run)
-
-
-def decompositions(run: Lab) -> dict[str, dict[str, trace.Part]]:
-    """{arm: its profiled cycles by stage} of the traces in the run's folder: traces/ARM/ with one file a rank, all of them in .json or
-    .json.gz; empty where nothing was profiled."""
-    files: dict[str, list[Path]] = {}
-    for path in sorted((run.folder / "traces").glob("*/*.json*")):
-        files.setdefault(path.parent.name, []).append(path)
-    ranks = {arm: [trace.read(path) for path in paths] for arm, paths in files.items()}
-    return {arm: trace.decompose(first, peers) for arm, (first, *peers) in ranks.items()}
-
-
-def trace_table(parts: Mapping[str, Mapping[str, trace.Part]]) -> pd.DataFrame:
-    """``trace.table`` of every arm that was profiled, under each other."""
-    return pd.concat([trace.table(p).assign(arm=arm).set_index("arm").reset_index() for arm, p in parts.items()] or [pd.DataFrame()])
-
-
-def trace_answer(parts: Mapping[str, Mapping[str, trace.Part]]) -> str:
-    """Which rival explanation each arm's trace supports."""
-    return " ".join(f"{arm}: {trace.sentence(p)}" for arm, p in parts.items()) or "No cycle was profiled."
+    return " ".join([*said, timing(verdict)]) + caveat(run)
 
 
 def _saved(c: Mapping[str, Any]) -> str:
     if not c["valid"] or c["ratio"] is None:
-        return f"Whether {c['a']} saved anything is not known: {c['reasons'][0]['sentence'].rstrip('.') if c['reasons'] else 'no result'}."
+        return f"Whether {c['a']} saved anything is not known: {_why(c)}."
     sign = 1 if c["ratio"] < 1 else -1
     ends = sorted(100 * sign * (1 - c[end]) for end in ("low", "high"))
     amount = f"{100 * sign * (1 - c['ratio']):.2g} % of the cycle ({100 * c['level']:g} % interval {ends[0]:.2g} to {ends[1]:.2g} %)"
@@ -151,16 +136,5 @@ def _saved(c: Mapping[str, Any]) -> str:
     return f"{c['a']} {'saved' if sign > 0 else 'cost'} {amount}."
 
 
-def _model(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
-    if found.inputs is None:
-        return f"There is no prediction: {found.why}."
-    off = compared(run, verdict, found).dropna(subset="then off (%)")
-    if off.empty:
-        return "There is no other arm that the model could be held against."
-    worst = off.loc[off["then off (%)"].abs().idxmax()]
-    return (f"With what it does not know taken from shared, the model is off by at most {abs(worst['then off (%)']):.2g} % for the other "
-            f"arms that speculate ({worst['arm']}); with nothing taken by {_range(off['off (%)'])} %.")
-
-
-def _range(values: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys(f"{value:.2g}" for value in (min(values), max(values))))
+def _why(c: Mapping[str, Any]) -> str:
+    return c["reasons"][0]["sentence"].rstrip(".") if c["reasons"] else "no result"

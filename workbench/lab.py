@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -23,10 +23,12 @@ from workbench.errors import BadInput, ServerFailed
 from workbench.plans import Task
 from workbench.profile import Profile, load
 from workbench.runlog import Block, Failure, Finding, Line, RunLog, Start
+from workbench.schedule import Planned
 from workbench.server import Server
 
 log = logging.getLogger(__name__)
 GIVEN_BACK_WITHIN_S, GIVEN_BACK_BYTES = 30, 64 << 20     # a driver frees a process's memory a moment after its end
+TRACES = "traces"      # in a run's folder: one folder an arm
 NARRATED = "· "        # marks progress among a notebook's other output, for a terminal that replays it
 
 
@@ -215,8 +217,9 @@ class _Bench:
         planned, arm, profile = task.planned, Arm.parse(task.planned.arm), self.lab.profile
         before, asked = self._reach(task, arm)["counts"], profile.speculation.of(arm)
         begun, at = time.perf_counter(), _now()
-        requests = client.send(self.server.url, [self.lab.prompts[i] for i in planned.prompts], concurrency=task.concurrency,
-                               max_new_tokens=task.max_new_tokens, deadline_s=profile.server.token_within_s)
+        with self._profiled(planned) if planned.role == "trace" else nullcontext():
+            requests = client.send(self.server.url, [self.lab.prompts[i] for i in planned.prompts], concurrency=task.concurrency,
+                                   max_new_tokens=task.max_new_tokens, deadline_s=profile.server.token_within_s)
         seconds = time.perf_counter() - begun
         said = client.server_info(self.server.url)["draft_tp"]
         rounds, collectives, spent, timed = _difference(said["counts"], before)
@@ -230,6 +233,17 @@ class _Bench:
             arm_in_force=said["arm"], attested=not faults,
             prompts_from="random" if profile.workload.prompts == "random" else "heldout", requests=tuple(requests),
             rounds=rounds, collectives=collectives, stage_seconds=spent, stage_timed=timed))
+
+    @contextmanager
+    def _profiled(self, planned: Planned) -> Iterator[None]:
+        """SGLang's profiler over the requests inside; its traces, one file a rank, go to traces/ARM. Without them, why is a finding."""
+        refused = client.start_profile(self.server.url, self.lab.folder / TRACES / planned.arm, self.lab.profile.engine)
+        try:
+            yield
+        finally:
+            if refused := refused or client.stop_profile(self.server.url):
+                log.warning("%s was not profiled: %s", planned.arm, refused)
+                self.file.append(Finding(experiment="cycle", name=f"trace {planned.arm}", time=_now(), value={"why": refused}))
 
     def _reach(self, task: Task, arm: Arm) -> Mapping[str, Any]:
         """The arm in force, by a switch where a server in use holds it and by a start where not; returns the server's own account."""

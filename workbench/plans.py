@@ -12,6 +12,7 @@ from workbench.profile import Profile
 from workbench.schedule import Planned
 
 PARITY_CONCURRENCY = (1, 4)  # one by one, and several at once
+TRACE_TOKENS = 24            # some six to twenty cycles under the profiler
 WARMUP_REQUESTS = 2          # enough to reach every shape of the workload once; never measured
 
 
@@ -38,7 +39,8 @@ def draft_tp(profile: Profile, prompts: int) -> list[Task]:
     The speculating arms of a start share its server and are compared by pairs of blocks; none has starts of its own, so what it is
     compared with crosses restarts. With ``plan.restart`` every arm has starts of its own. The first start that can hold an arm also answers
     the parity prompts with it, one by one and several at once; so do trees and own-N without agreement, whose speed is not compared. Where
-    SGLang holds the accept length its answers are made up, and none are compared.
+    SGLang holds the accept length its answers are made up, and none are compared. With ``plan.traces`` the first start of an arm ends with a
+    request under SGLang's profiler.
     """
     arms = [Arm.parse(name) for name in schedule.with_control(profile.plan.arms)]
     sides = [[arm.name for arm in served] for served in servers(profile, arms)]
@@ -49,6 +51,7 @@ def draft_tp(profile: Profile, prompts: int) -> list[Task]:
                               profile.plan.seed)
     checked = tuple(range(min(profile.plan.parity_prompts, prompts)))
     asked = [] if profile.acceptance_simulated else list(dict.fromkeys([a for a in profile.arms if not a.replica] + variants(profile.arms)))
+    traced = [arm for arm in profile.arms if not arm.replica] if profile.plan.traces else []
     tasks: list[Task] = []
     for group, blocks in groupby(plan, key=lambda planned: planned.start_group):
         blocks = list(blocks)
@@ -57,6 +60,9 @@ def draft_tp(profile: Profile, prompts: int) -> list[Task]:
         for arm in [arm for arm in asked if len(servers(profile, [*held, arm])) == 1]:
             asked.remove(arm)
             tasks += _parity(profile, arm, checked, group)
+        for arm in [arm for arm in traced if arm in held]:
+            traced.remove(arm)
+            tasks.append(Task(Planned("draft_tp", "trace", arm.name, None, 0, checked[:1], profile.plan.seed, group), 1, TRACE_TOKENS))
     for group, served in enumerate(servers(profile, asked), group + 1):
         for arm in served:
             tasks += _parity(profile, arm, checked, group)

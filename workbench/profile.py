@@ -107,6 +107,7 @@ class Plan(Section):
     pairs: pairs of blocks inside one server; starts: server starts a side where a comparison crosses restarts, each with
     blocks_per_start blocks of every arm or more. restart: an arm is reached by a server of its own, even where one server can hold
     several and switch between them. parity_prompts, parity_tokens: how many answers of how many tokens are compared token by token.
+    traces: a few cycles of each arm are profiled after its first start's blocks (workbench/trace.py).
     resolution: the difference to be resolved (0.02 is 2 %); the verdict says what it costs. stop: end the run at the first checkpoint, one
     after each round of starts, where that difference is resolved (without a wished one: where own-N and shared are told apart); the intervals
     pay for the looks. budget_s: seconds of starts and blocks after which no further round begins.
@@ -119,6 +120,7 @@ class Plan(Section):
     restart: bool = False
     parity_prompts: int = Field(12, ge=1)
     parity_tokens: int = Field(32, ge=1)
+    traces: bool = False
     resolution: float | None = Field(None, gt=0, lt=1)
     stop: bool = False
     budget_s: float | None = Field(None, gt=0)

@@ -61,7 +61,8 @@ class Start(Record):
 class Block(Record):
     """A few requests on one arm, back to back.
 
-    role: measure (counts for comparisons), warmup (never counts), parity (tokens are compared, times are not).
+    role: measure (counts for comparisons), warmup (never counts), parity (tokens are compared, times are not),
+        trace (run under SGLang's profiler: never counts).
     pair: number of the pair of blocks that share their prompts; position: place in the pair, from 0.
     server: identity the server itself reported after the block; arm_in_force: the arm it said it ran.
     attested: every rank said the arm's placement is in force. seconds: first request sent to last one ended.
@@ -73,7 +74,7 @@ class Block(Record):
     kind: Literal["block"] = "block"
     block: int
     experiment: str
-    role: Literal["measure", "warmup", "parity"]
+    role: Literal["measure", "warmup", "parity", "trace"]
     arm: str
     start: int
     pair: int | None = None

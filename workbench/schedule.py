@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Planned:
     """One block to be run.
 
-    role: measure, warmup or parity, as in workbench.runlog.Block. pair: number of the pair of blocks that share these
+    role: measure, warmup, parity or trace, as in workbench.runlog.Block. pair: number of the pair of blocks that share these
     prompts (None for a warm-up). position: place in time among the blocks of that pair, from 0. prompts: indexes into the
     prompt set. seed: for the server's sampling, equal within a pair. start_group: blocks of one number may share one
     server start, blocks of two numbers must not.

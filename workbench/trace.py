@@ -20,7 +20,7 @@ from workbench.errors import BadInput
 CLASSES = ("attention", "matrix", "other", "collective", "wait")
 STAGES = ("draft", "verify", "draft_extend", "decode", "prefill", "draft_prefill", "outside")
 BETWEEN = "between stages"
-_CYCLE = ("draft", "verify", "draft_extend", "decode", "outside", BETWEEN)
+CYCLE = ("draft", "verify", "draft_extend", "decode", "outside", BETWEEN)
 # By what kernels of CUDA libraries, of SGLang and of torch (on the CPU: its operators) are called.
 _NAMES = (
     ("collective", re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|multimem|lamport|^gloo:|^c10d::", re.I)),
@@ -278,7 +278,7 @@ def sentence(parts: dict[str, Part]) -> str:
 
     One is called the larger cost where it takes half as much again as the other and at least a twentieth of the cycle.
     """
-    count, inside = cycles(parts), [parts[name] for name in _CYCLE if name in parts]
+    count, inside = cycles(parts), [parts[name] for name in CYCLE if name in parts]
     total, collective, waits, gaps, host = (1e3 * sum(map(of, inside)) / count for of in (
         lambda p: p.total, lambda p: p.seconds["collective"], lambda p: p.seconds["wait"], lambda p: p.host_gap + p.device_gap,
         lambda p: p.host_gap))

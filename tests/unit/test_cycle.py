@@ -1,7 +1,9 @@
 """02_budget's and 07_cycle's answers from simulated logs with known cycles: they follow the log, and are silent without one."""
 import dataclasses
 import json
+import math
 
+import pandas as pd
 import pytest
 import simulated_runs
 from simulated_runs import CYCLE_S, change, is_block
@@ -9,7 +11,7 @@ from test_machine import machine as gpu_machine
 from test_trace import COMMUNICATION, cycle_by_cycle
 from tiny_models import DEEPSEEK, write_pair
 
-from workbench import budget, ceilings, charts, cost, cycle, tables, width
+from workbench import budget, ceilings, charts, cost, cycle, predictions, tables, traces, width
 from workbench import machine as machines
 from workbench.arms import Arm
 from workbench.lab import Lab
@@ -79,8 +81,8 @@ def test_measurements_of_an_unknown_machine_are_not_predicted_from_this_one(tmp_
     found, verdict = budget.basis(stranger), stranger.verdict.to_json()
     assert found.inputs is None and "run 02_budget before the servers" in found.why
     assert "No prediction for this machine: the log holds measurements" in budget.answer(stranger, verdict, found)
-    assert "There is no prediction" in cycle.answer(stranger, verdict, found)
-    assert budget.placements(stranger, found) == {} and cycle.predicted(stranger, verdict, found) == {}
+    assert "There is no prediction" in predictions.sentence(stranger, verdict, found)
+    assert budget.placements(stranger, found) == {} and predictions.predicted(stranger, verdict, found) == {}
     assert budget.inputs(found).loc[0, "why"] == found.why and budget.verify_table(stranger, found).empty
 
 
@@ -123,18 +125,18 @@ def test_numbers_that_cannot_be_are_not_used(tmp_path):
 
 def test_the_budget_names_the_best_placement(run, verdict):
     found = budget.basis(run)
-    said, predictions = budget.answer(run, verdict, found), budget.placements(run, found)
-    assert cost.best(predictions).arm == "own-1"
-    saved = predictions["shared"].draft_s - predictions["own-1"].draft_s
-    assert f"least on own-1, {1e3 * predictions['own-1'].draft_s:.3g} ms: separating saves {1e3 * saved:.3g} ms" in said
+    said, placed = budget.answer(run, verdict, found), budget.placements(run, found)
+    assert cost.best(placed).arm == "own-1"
+    saved = placed["shared"].draft_s - placed["own-1"].draft_s
+    assert f"least on own-1, {1e3 * placed['own-1'].draft_s:.3g} ms: separating saves {1e3 * saved:.3g} ms" in said
     assert said.endswith("not a statement about GPUs.")
     free = dataclasses.replace(found, inputs=cpu_machine(latency=0.0))
     assert "no less on a group of its own" in budget.answer(run, verdict, free)
 
 
 def test_the_placements_table_adds_up_and_can_be_drawn(run):
-    predictions = budget.placements(run, budget.basis(run))
-    table, bars = budget.placement_table(predictions), budget.placement_bars(predictions)
+    placed = budget.placements(run, budget.basis(run))
+    table, bars = budget.placement_table(placed), budget.placement_bars(placed)
     assert table.iloc[:, 1:4].sum(axis=1).tolist() == pytest.approx(table["drafting (ms/cycle)"].tolist())
     assert bars.groupby("arm")["time (ms/cycle)"].sum().to_dict() == pytest.approx(dict(zip(table["arm"], table["drafting (ms/cycle)"])))
     assert "own-1" in charts.svg(charts.stage_times(bars))
@@ -163,7 +165,7 @@ def test_stages_and_the_host_make_up_the_cycle(verdict):
 
 def test_the_model_is_fitted_on_shared_and_tested_on_the_others(run, verdict):
     found = budget.basis(run)
-    rows = cycle.compared(run, verdict, found).set_index("arm")
+    rows = predictions.compared(run, verdict, found).set_index("arm")
     assert set(rows.index) == {"none", "shared", "own-1"}           # no replica
     alone = {name: 1e3 * cost.predict(run.profile, found.target, found.draft, Arm.parse(name), found.inputs,
                                       context=10 + 24 / 2).cycle_s for name in ("shared", "own-1", "none")}
@@ -175,7 +177,7 @@ def test_the_model_is_fitted_on_shared_and_tested_on_the_others(run, verdict):
 
 
 def test_measured_and_predicted_stand_side_by_side(run, verdict):
-    bars = cycle.bars(run, verdict, budget.basis(run))
+    bars = predictions.bars(run, verdict, budget.basis(run))
     sums = bars.groupby("arm")["time (ms/cycle)"].sum()
     assert sums["shared, measured"] == pytest.approx(25, rel=1e-3) and sums["shared, predicted"] == pytest.approx(25, rel=1e-3)
     assert set(bars["stage"]) == {"draft", "verify", "draft-extend", "host and rest"}
@@ -211,9 +213,12 @@ def test_without_stage_times_there_is_no_answer(tmp_path):
     (tmp_path / "empty").mkdir()
     nothing = lab(tmp_path / "empty")
     assert cycle.answer(nothing, nothing.verdict.to_json(), budget.Basis(why="none")).startswith("No answer")
-    for table in (cycle.measured_table({}), cycle.bars(nothing, {}, budget.Basis()), cycle.trace_table({}), width.table(())):
+    for table in (cycle.measured_table({}), predictions.bars(nothing, {}, budget.Basis()), traces.table({}), width.table(())):
         assert tables.shown(table).empty
-    charts.svg(charts.stage_times(cycle.bars(nothing, {}, budget.Basis())))
+    missed = predictions.misses(predictions.compared(nothing, {}, budget.Basis()))
+    for chart in (charts.stage_times(predictions.bars(nothing, {}, budget.Basis())), charts.misses(missed, 15), charts.decomposition(
+            traces.bars({})), charts.verify_width(cycle.widths(nothing, {}, budget.Basis()))):
+        charts.svg(chart)
 
 
 def test_other_step_counts_are_judged_by_what_was_measured(run, verdict):
@@ -225,13 +230,85 @@ def test_other_step_counts_are_judged_by_what_was_measured(run, verdict):
     assert found[3].cycle_s == pytest.approx(25e-3, rel=1e-2)
 
 
-def test_traces_in_the_runs_folder_are_decomposed_by_arm(run):
-    assert cycle.decompositions(run) == {} and cycle.trace_answer({}) == "No cycle was profiled."
+def test_a_longer_chain_tells_of_more_positions_and_widths(tmp_path, run, verdict):
+    deeper = json.loads(json.dumps(verdict))
+    facts = deeper["arms"]["shared+steps=5"] = json.loads(json.dumps(deeper["arms"]["shared"]))
+    facts["stage_ms"]["verify"] = 20.0
+    facts["accept"]["positions"] += [{"value": 0.3, "low": 0.2, "high": 0.4}, {"value": 0.2, "low": 0.1, "high": 0.3}]
+    assert cycle.curve(run, deeper) == pytest.approx({1: 9e-3, 4: 17.5e-3, 6: 20e-3}, rel=1e-2)
+    assert [c.steps for c in cycle.steps(run, deeper)] == [0, 1, 2, 3, 4, 5]
+    rows = cycle.widths(run, deeper, budget.basis(run)).set_index("tokens verified")
+    assert rows.loc[6, "measured (ms)"] == pytest.approx(20) and math.isnan(rows.loc[5, "measured (ms)"])
+    assert rows["predicted (ms)"].is_monotonic_increasing and rows.index.tolist() == list(range(1, 9))
+    assert "measured" in charts.svg(charts.verify_width(rows.reset_index()))
+    assert "simulated" not in cycle.best_steps(run, deeper)
+    facts["accept_simulated"] = True
+    assert cycle.best_steps(run, deeper).endswith("Acceptance was simulated, so this is no statement about the pair.")
+
+
+@pytest.mark.parametrize(("ratio", "low", "high", "words"), [
+    (1.004, 1.001, 1.007, "costs 0.4 % of throughput (95 % interval 0.1 to 0.7 %), no more than the 1 %"),
+    (1.03, 1.02, 1.04, "costs 2.9 % of throughput (95 % interval 2 to 3.8 %), more than the 1 %"),
+    (1.0, 0.97, 1.03, "which this run cannot tell from more or less than the 1 %")])
+def test_the_cost_of_timing_is_that_of_an_arm_without_it(ratio, low, high, words):
+    compared = {"a": "shared+timing=off", "b": "shared", "metric": "tokens_per_s", "ratio": ratio, "low": low, "high": high, "level": 0.95,
+                "valid": True, "reasons": []}
+    assert words in cycle.timing({"comparisons": [compared]})
+    assert "name the arm shared+timing=off" in cycle.timing({"comparisons": [compared | {"a": "own-1"}]})
+    refused = {"valid": False, "ratio": None, "reasons": [{"sentence": "too few pairs."}]}
+    assert cycle.timing({"comparisons": [compared | refused]}) == "What timing the stages costs is not known: too few pairs."
+
+
+# ------------------------------------------------------------------ predicted against measured
+
+def test_a_model_that_misses_is_said_to_miss_and_a_wrong_order_is_named(run, verdict):
+    found = budget.basis(run)
+    said = predictions.sentence(run, verdict, found)
+    rows = predictions.compared(run, verdict, found).set_index("arm")
+    assert all(abs(miss) > 15 for miss in rows["off (%)"]) and f"own-1 ({rows.loc['own-1', 'off (%)']:+.2g} %)" in said
+    assert "With nothing taken from the run, the model misses 15 % for" in said
+    assert "taken from shared, the model is within 15 % of every measured cycle" in said
+    assert "It orders each of the 3 pairs of arms" in said
+    turned = json.loads(json.dumps(verdict))
+    for c in turned["comparisons"]:
+        if (c["a"], c["b"], c["metric"]) == ("own-1", "shared", "cycle_ms"):
+            c["ratio"] = 1 / c["ratio"]
+    assert "It orders own-1 and shared the other way round than measured." in predictions.sentence(run, turned, found)
+
+
+def test_misses_are_drawn_by_run_and_arm(run, verdict):
+    table = predictions.compared(run, verdict, budget.basis(run))
+    both = predictions.misses(pd.concat([table.assign(run="first"), table.assign(run="second")]))
+    assert sorted(set(both["label"])) == sorted(f"{name}: {arm}" for name in ("first", "second") for arm in ("none", "shared", "own-1"))
+    assert (both["prediction"] == predictions.FITTED).sum() == 2
+    assert "second: own-1" in charts.svg(charts.misses(both, predictions.ALLOWED))
+
+
+# ------------------------------------------------------------------ profiled cycles
+
+def test_traces_in_the_runs_folder_are_decomposed_by_arm_and_kept_in_the_log(run):
+    assert traces.decompositions(run) == {} and traces.answer({}).startswith("No cycle was profiled")
     folder = run.folder / "traces" / "shared"
     folder.mkdir(parents=True)
     for rank in (0, 1):
         cycle_by_cycle(COMMUNICATION).write(folder / f"TP-{rank}.trace.json.gz", packed=True)
-    parts = cycle.decompositions(run)
-    assert parts["shared"]["draft"].seconds["collective"] == pytest.approx(20 * 120e-6)
-    assert cycle.trace_table(parts)["arm"].unique().tolist() == ["shared"]
-    assert cycle.trace_answer(parts).startswith("shared: A cycle of")
+    found = traces.decompositions(run)
+    assert traces.parts(found["shared"])["draft"].seconds["collective"] == pytest.approx(20 * 120e-6)
+    assert traces.table(found)["arm"].unique().tolist() == ["shared"]
+    assert traces.answer(found).startswith("shared: A cycle of")
+    bars = traces.bars(found)
+    total = traces.table(found).set_index("stage")["total (ms/cycle)"]
+    assert bars.groupby("stage")["time (ms/cycle)"].sum()["draft"] == pytest.approx(total["draft"])
+    assert "shared, draft" in charts.svg(charts.decomposition(bars))
+    for file in folder.iterdir():
+        file.unlink()                   # a recording has the log alone
+    assert traces.decompositions(run) == found
+
+
+def test_a_trace_that_cannot_be_read_is_said_so(run):
+    folder = run.folder / "traces" / "own-1"
+    folder.mkdir(parents=True)
+    (folder / "TP-0.trace.json").write_text('{"traceEvents": [')
+    found = traces.decompositions(run)
+    assert "damaged or cut off" in found["own-1"]["why"] and traces.table(found).empty
+    assert traces.answer(found).startswith("own-1: no trace (trace: TP-0.trace.json is damaged or cut off")

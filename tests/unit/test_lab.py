@@ -12,7 +12,7 @@ from workbench import attestation, lab, plans
 from workbench.arms import Arm
 from workbench.errors import ServerFailed
 from workbench.plans import Task
-from workbench.runlog import Block, Failure, Request, Start
+from workbench.runlog import Block, Failure, Finding, Request, Start
 from workbench.schedule import Planned
 
 TP = 2
@@ -166,3 +166,16 @@ def test_a_plan_of_the_whole_experiment_runs_and_is_attested(run, monkeypatch):
     assert all(b.attested for b in blocks(run)) and sum(call[0] == "start" for call in fake.calls) == 7
     assert attestation.not_in_force(Arm.parse("own-1"), [], TP, run.profile.speculation)
     assert not list(Path(run.folder).glob("*.log"))
+
+
+@pytest.mark.parametrize("refused", ["", "/start_profile was refused with HTTP 500: no"])
+def test_a_trace_is_taken_around_its_requests_and_a_refusal_costs_the_trace_alone(run, monkeypatch, refused):
+    servers = Servers(monkeypatch)
+    monkeypatch.setattr(lab.client, "start_profile", lambda url, folder, engine: servers.calls.append(("start_profile", folder.name)) or refused)
+    monkeypatch.setattr(lab.client, "stop_profile", lambda url: servers.calls.append(("stop_profile",)) or "")
+    run.measure([task("own-1"), Task(Planned("draft_tp", "trace", "own-1", None, 0, (0,), 0, 0), 1, 24)])
+    stop = [] if refused else [("stop_profile",)]
+    assert servers.calls[-2 - len(stop):] == [("start_profile", "own-1"), ("send", "own-1"), *stop]
+    blocks = [r for r in run.records if isinstance(r, Block)]
+    assert [b.role for b in blocks] == ["measure", "trace"] and run.verdict.arms["draft_tp"]["own-1"]["blocks"] == 1
+    assert [r.value for r in run.records if isinstance(r, Finding)] == ([{"why": refused}] if refused else [])

@@ -84,3 +84,15 @@ def test_arms_of_the_profile_with_a_topk_of_their_own_get_a_server_of_their_own(
     groups = held(tasks(arms=("none", "shared", f"own-1{TREE}")))
     assert {"shared", "shared#2"} <= groups[1] | groups[0] | groups[2]
     assert all(not ({"shared", f"own-1{TREE}"} <= group) for group in groups)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_traces_come_after_all_else_of_the_first_start_of_each_arm(restart):
+    planned = [t.planned for t in tasks(restart=restart, traces=True)]
+    traced = {p.arm: number for number, p in enumerate(planned) if p.role == "trace"}
+    assert sorted(traced) == ["none", "own-1", "shared"] and sum(p.role == "trace" for p in planned) == 3
+    for arm, number in traced.items():
+        groups = list(dict.fromkeys(p.start_group for p in planned if p.arm == arm))
+        assert planned[number].start_group == groups[0]
+        assert not any(p.role == "measure" and p.start_group == groups[0] for p in planned[number:])
+    assert not any(t.planned.role == "trace" for t in tasks(restart=restart))

@@ -1,0 +1,107 @@
+"""Predicted against measured: the cycle of every arm and setting of a run, how far the model is off, and whether it orders the arms."""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from workbench import cost
+from workbench.arms import Arm
+from workbench.budget import Basis, context
+from workbench.cost import Prediction
+from workbench.cycle import HOST, measured
+from workbench.lab import Lab
+
+ALLOWED = 15.0          # percent that a prediction may be off before the notebook says so
+MODEL, FITTED = "model alone", "with shared's remainder"
+
+
+def predicted(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
+    """{arm: its predicted cycle} for every measured arm but replicas; empty without a basis.
+
+    What the model does not know (the host above all) is taken from shared alone, as the difference of its cycle, and added to each other
+    arm that speculates; so shared itself is fitted, and what is predicted is how the others differ from it.
+    """
+    if found.inputs is None:
+        return {}
+    told = measured(verdict)
+    arms = {name: Arm.parse(name) for name in told}
+    alone = {name: cost.predict(run.profile, found.target, found.draft, arm, found.inputs, context=context(run))
+             for name, arm in arms.items() if not arm.replica}
+    remainder = told["shared"]["cycle"] / 1e3 - alone["shared"].cycle_s if "shared" in alone else 0.0
+    return {name: Prediction(name, p.stages, remainder if arms[name].speculates else 0.0) for name, p in alone.items()}
+
+
+def compared(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
+    """One row an arm: the measured cycle beside the model's own figure and that with the remainder of shared, with how far each is off."""
+    told, rows = measured(verdict), []
+    for name, p in predicted(run, verdict, found).items():
+        cycle, alone = told[name]["cycle"], 1e3 * (p.cycle_s - p.remainder_s)
+        fitted = 1e3 * p.cycle_s if p.remainder_s and name != "shared" else math.nan
+        rows.append((name, cycle, alone, 100 * (alone / cycle - 1), fitted, 100 * (fitted / cycle - 1)))
+    return pd.DataFrame(rows, columns=["arm", "measured cycle (ms)", f"{MODEL} (ms)", "off (%)", f"{FITTED} (ms)", "then off (%)"])
+
+
+def bars(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
+    """Measured and predicted stages of each arm but replicas, for ``charts.stage_times``.
+
+    Without speculation the step stands in verify's place. The rest is what of a measured cycle is outside of its stages, and in a predicted
+    one what was taken from shared.
+    """
+    rows = []
+    for name, told in measured(verdict).items():
+        if not Arm.parse(name).replica:
+            rows += [(f"{name}, measured", stage, time) for stage, time in told.items() if stage != "cycle" and time > 0]
+    for name, p in predicted(run, verdict, found).items():
+        rows += [(f"{name}, predicted", stage, 1e3 * c.total_s) for stage, c in p.stages.items()]
+        rows += [(f"{name}, predicted", HOST, 1e3 * p.remainder_s)] if p.remainder_s > 0 else []
+    names = {"decode": "verify", "draft_extend": "draft-extend", HOST: "host and rest"}
+    return pd.DataFrame([(arm, names.get(stage, stage), time) for arm, stage, time in rows], columns=["arm", "stage", "time (ms/cycle)"])
+
+
+def misses(table: pd.DataFrame) -> pd.DataFrame:
+    """``compared`` for ``charts.misses``: one row an arm and kind of prediction. A column "run" tells several runs apart."""
+    label = table["run"] + ": " + table["arm"] if "run" in table else table["arm"]
+    rows = table.assign(label=label).rename(columns={"off (%)": MODEL, "then off (%)": FITTED})
+    return rows.melt("label", [MODEL, FITTED], "prediction", "off (%)").dropna().reset_index(drop=True)
+
+
+def order(verdict: Mapping[str, Any], predictions: Mapping[str, Prediction]) -> tuple[list[str], list[str]]:
+    """Pairs of arms ("a, b") whose cycles differ by more than the run can resolve: those that the model orders as measured, and the others."""
+    right: list[str] = []
+    wrong: list[str] = []
+    for c in verdict.get("comparisons") or []:
+        if c["metric"] == "cycle_ms" and c["valid"] and c["ratio"] is not None and c["a"] in predictions and c["b"] in predictions:
+            if abs(c["ratio"] - 1) > (c["resolution"] or 0.0):
+                same = (predictions[c["a"]].cycle_s > predictions[c["b"]].cycle_s) == (c["ratio"] > 1)
+                (right if same else wrong).append(f"{c['a']} and {c['b']}")
+    return right, wrong
+
+
+def sentence(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
+    """How good the model is, in words: where it misses by more than ``ALLOWED``, and whether it orders the arms."""
+    if found.inputs is None:
+        return f"There is no prediction: {found.why}."
+    table = compared(run, verdict, found)
+    if table.empty:
+        return "There is no arm that the model could be held against."
+    said = [_missed("With nothing taken from the run", table["arm"], table["off (%)"])]
+    if not (fitted := table.dropna(subset="then off (%)")).empty:
+        said.append(_missed("With what it does not know taken from shared", fitted["arm"], fitted["then off (%)"]))
+    right, wrong = order(verdict, predicted(run, verdict, found))
+    if wrong:
+        said.append(f"It orders {'; '.join(wrong)} the other way round than measured.")
+    elif right:
+        said.append(f"It orders {'each of the ' if len(right) > 1 else 'the '}{len(right)} pair{'s' if len(right) > 1 else ''} of arms whose "
+                    "cycles differ by more than the run can resolve as measured.")
+    return " ".join(said)
+
+
+def _missed(how: str, arms: Sequence[str], off: Sequence[float]) -> str:
+    pairs = sorted(zip(arms, off), key=lambda pair: -abs(pair[1]))
+    over = [f"{arm} ({miss:+.2g} %)" for arm, miss in pairs if abs(miss) > ALLOWED]
+    if over:
+        return f"{how}, the model misses {ALLOWED:g} % for {', '.join(over)}."
+    return f"{how}, the model is within {ALLOWED:g} % of every measured cycle, at most {abs(pairs[0][1]):.2g} % off ({pairs[0][0]})."

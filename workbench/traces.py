@@ -1,0 +1,73 @@
+"""Profiled cycles of a run: traces in its folder decomposed once and kept in its log, so that a recording needs no trace."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from workbench import trace
+from workbench.errors import WorkbenchError
+from workbench.lab import TRACES, Lab
+from workbench.runlog import Finding
+
+_NAME = "trace "        # of the findings: "trace ARM"
+
+
+def decompositions(run: Lab) -> dict[str, dict[str, Any]]:
+    """{arm: {"parts": {stage: its part of the cycles}} or {"why": why there is none}}, from the log, else from traces/ARM.
+
+    A folder holds one file a rank, .json or .json.gz; what is read of it is kept in the log.
+    """
+    found = {r.name.removeprefix(_NAME): r.value for r in run.records
+             if isinstance(r, Finding) and r.experiment == "cycle" and r.name.startswith(_NAME)}
+    for folder in sorted((run.folder / TRACES).glob("*/")):
+        if folder.name not in found and (files := sorted(folder.glob("*.json*"))):
+            found[folder.name] = _decompose(files)
+            run.find("cycle", _NAME + folder.name, found[folder.name])
+    return found
+
+
+def _decompose(files: list[Path]) -> dict[str, Any]:
+    try:
+        first, *peers = (trace.read(path) for path in files)
+        parts = trace.decompose(first, peers)
+        trace.cycles(parts)
+    except WorkbenchError as error:
+        return {"why": str(error).rstrip(".")}
+    return {"parts": {stage: asdict(part) for stage, part in parts.items()}, "cpu": first.cpu}
+
+
+def parts(found: Mapping[str, Any]) -> dict[str, trace.Part]:
+    """The parts of one arm's entry; empty where there are none."""
+    return {stage: trace.Part(**part) for stage, part in (found.get("parts") or {}).items()}
+
+
+def table(found: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """``trace.table`` of every arm that was profiled, under each other."""
+    tables = [trace.table(own).assign(arm=arm).set_index("arm").reset_index() for arm, entry in found.items() if (own := parts(entry))]
+    return pd.concat(tables) if tables else pd.DataFrame(columns=["arm", "stage"])
+
+
+def bars(found: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Milliseconds of a cycle by arm, stage and what the device did in them, for ``charts.decomposition``."""
+    rows = []
+    for arm, entry in found.items():
+        own = parts(entry)
+        for stage, part in own.items():
+            spent = {**part.seconds, "waits for host": part.host_gap, "launched, not running": part.device_gap}
+            rows += [(arm, stage.replace("_", "-"), what, 1e3 * seconds / trace.cycles(own)) for what, seconds in spent.items()
+                     if stage in trace.CYCLE]
+    return pd.DataFrame(rows, columns=["arm", "stage", "what", "time (ms/cycle)"])
+
+
+def answer(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which rival explanation each arm's trace supports, or why it has none."""
+    said = []
+    for arm, entry in found.items():
+        own = parts(entry)
+        where = " On a CPU, whose operators stand for kernels:" if entry.get("cpu") else ""
+        said.append(f"{arm}:{where} {trace.sentence(own)}" if own else f"{arm}: no trace ({entry.get('why', 'unknown')}).")
+    return "\n".join(said) or "No cycle was profiled: add -p traces=true."
