@@ -48,7 +48,8 @@ def timing(verdict: Mapping[str, Any]) -> str:
     if not c["valid"] or c["ratio"] is None:
         return f"What timing the stages costs is not known: {_why(c)}."
     cost, low, high = (100 * (1 - 1 / c[end]) for end in ("ratio", "low", "high"))
-    found = "no more than" if high <= TIMING_MAY_COST else "more than" if low > TIMING_MAY_COST else "which this run cannot tell from more or less than"
+    found = ("no more than" if high <= TIMING_MAY_COST else "more than" if low > TIMING_MAY_COST
+             else "which this run cannot tell from more or less than")
     return (f"Timing the stages costs {cost:.2g} % of throughput ({100 * c['level']:g} % interval {low:.2g} to {high:.2g} %), {found} the "
             f"{TIMING_MAY_COST:g} % that it may.")
 

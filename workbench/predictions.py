@@ -3,35 +3,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from workbench import cost
+from workbench import cost, recording, trace, traces
 from workbench.arms import Arm
-from workbench.budget import Basis, context
+from workbench.budget import Basis, basis, context
 from workbench.cost import Prediction
 from workbench.cycle import HOST, measured
 from workbench.lab import Lab
+from workbench.publish import reopen
 
 ALLOWED = 15.0          # percent that a prediction may be off before the notebook says so
 MODEL, FITTED = "model alone", "with shared's remainder"
+COLUMNS = ["arm", "measured cycle (ms)", f"{MODEL} (ms)", "off (%)", f"{FITTED} (ms)", "then off (%)"]
 
 
 def predicted(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
     """{arm: its predicted cycle} for every measured arm but replicas; empty without a basis.
 
     What the model does not know (the host above all) is taken from shared alone, as the difference of its cycle, and added to each other
-    arm that speculates; so shared itself is fitted, and what is predicted is how the others differ from it.
+    arm that speculates; so shared itself is fitted, and what is predicted is how the others differ from it. Kernels are as many as the
+    profiled cycles of shared and none launched, where there are any on a GPU.
     """
     if found.inputs is None:
         return {}
-    told = measured(verdict)
+    told, counted = measured(verdict), kernels(run, found)
     arms = {name: Arm.parse(name) for name in told}
-    alone = {name: cost.predict(run.profile, found.target, found.draft, arm, found.inputs, context=context(run))
+    alone = {name: cost.predict(run.profile, found.target, found.draft, arm, found.inputs, context=context(run), kernels=counted)
              for name, arm in arms.items() if not arm.replica}
     remainder = told["shared"]["cycle"] / 1e3 - alone["shared"].cycle_s if "shared" in alone else 0.0
     return {name: Prediction(name, p.stages, remainder if arms[name].speculates else 0.0) for name, p in alone.items()}
+
+
+def kernels(run: Lab, found: Basis) -> dict[str, float]:
+    """{stage: kernels a cycle that are no collective}, counted in the traces of shared and none; without those the model's own estimate."""
+    counted: dict[str, float] = {}
+    profiled = traces.decompositions(run)
+    for name in ("none", "shared"):
+        entry = profiled.get(name) or {}
+        if not (parts := traces.parts(entry)) or entry.get("cpu", True):
+            continue
+        for stage, work in cost.stages(run.profile, found.target, found.draft, Arm(name)).items():
+            if stage in parts:
+                counted[stage] = max(0.0, parts[stage].kernels / trace.cycles(parts) - sum(c.count for c in work.collectives))
+    return counted
 
 
 def compared(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
@@ -41,7 +59,7 @@ def compared(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame
         cycle, alone = told[name]["cycle"], 1e3 * (p.cycle_s - p.remainder_s)
         fitted = 1e3 * p.cycle_s if p.remainder_s and name != "shared" else math.nan
         rows.append((name, cycle, alone, 100 * (alone / cycle - 1), fitted, 100 * (fitted / cycle - 1)))
-    return pd.DataFrame(rows, columns=["arm", "measured cycle (ms)", f"{MODEL} (ms)", "off (%)", f"{FITTED} (ms)", "then off (%)"])
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def bars(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
@@ -59,6 +77,21 @@ def bars(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
         rows += [(f"{name}, predicted", HOST, 1e3 * p.remainder_s)] if p.remainder_s > 0 else []
     names = {"decode": "verify", "draft_extend": "draft-extend", HOST: "host and rest"}
     return pd.DataFrame([(arm, names.get(stage, stage), time) for arm, stage, time in rows], columns=["arm", "stage", "time (ms/cycle)"])
+
+
+def recorded(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, str]]:
+    """``compared`` of every recording under each other, with a column "run"; and {recording: what there is to say of it in words}.
+
+    A recording holds the inputs of its machine, or there is no prediction for it.
+    """
+    tables, said = [], {}
+    for name in recording.names(folder):
+        run = reopen((folder or recording.FOLDER) / name)
+        verdict, found = recording.stored_verdict(name, folder), basis(run)
+        said[name] = sentence(run, verdict, found)
+        tables.append(compared(run, verdict, found).assign(run=name))
+    table = pd.concat([t for t in tables if not t.empty] or [pd.DataFrame(columns=[*COLUMNS, "run"])])
+    return table.set_index("run").reset_index(), said
 
 
 def misses(table: pd.DataFrame) -> pd.DataFrame:

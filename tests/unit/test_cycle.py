@@ -284,6 +284,47 @@ def test_misses_are_drawn_by_run_and_arm(run, verdict):
     assert "second: own-1" in charts.svg(charts.misses(both, predictions.ALLOWED))
 
 
+def gpu_basis(folder) -> budget.Basis:
+    """A GPU machine for the tiny pair in that folder."""
+    found = tuple(Latency(kind, "nccl", 2, graph, ((1, 1e-5),)) for kind in ("all_reduce", "all_gather", "broadcast") for graph in (False, True))
+    return budget.Basis(gpu_machine(latencies=found), *(budget.pair.read(folder / side, f"pair.{side}") for side in ("target", "draft")))
+
+
+def test_kernels_are_those_that_a_trace_counted(tmp_path):
+    gpu = lab(tmp_path, log(), engine="cuda")
+    found, verdict = gpu_basis(tmp_path), gpu.verdict.to_json()
+    estimated = predictions.predicted(gpu, verdict, found)["own-1"].stages["verify"].launch_s
+    assert predictions.kernels(gpu, found) == {}
+    folder = gpu.folder / "traces" / "shared"
+    folder.mkdir(parents=True)
+    many = {"draft": [("small", 2)] * 60, "verify": [("small", 2)] * 90, "draft_extend": [("small", 2)] * 40}
+    cycle_by_cycle(many).write(folder / "TP-0.trace.json")
+    collectives = {stage: sum(c.count for c in work.collectives)
+                   for stage, work in cost.stages(gpu.profile, found.target, found.draft, Arm("shared")).items()}
+    assert predictions.kernels(gpu, found) == {"draft": 60 - collectives["draft"], "verify": 90 - collectives["verify"],
+                                               "draft_extend": 40 - collectives["draft_extend"]}
+    counted = predictions.predicted(gpu, verdict, found)["own-1"].stages["verify"].launch_s
+    assert counted == pytest.approx((90 - collectives["verify"]) * 1.5e-6 + 8e-6) and counted != pytest.approx(estimated)
+
+
+def test_every_recording_is_predicted_from_its_own_machine(tmp_path, run):
+    for name, records in (("known", run.records), ("unknown", [r for r in run.records if r.kind != "finding"])):
+        folder = tmp_path / "recordings" / name
+        with RunLog(folder / "runs.jsonl") as file:
+            for record in records:
+                file.append(record)
+        (folder / "profile.json").write_text(run.profile.model_dump_json())
+        (folder / "provenance.json").write_text(json.dumps({"recording": name, "blocks": {}}))
+        (folder / "prompts.json").write_text(json.dumps(list(run.prompts)))
+        (folder / "verdict.json").write_text(json.dumps(run.verdict.to_json()))
+    table, said = predictions.recorded(tmp_path / "recordings")
+    expected = predictions.compared(run, run.verdict.to_json(), budget.basis(run))
+    pd.testing.assert_frame_equal(table.drop(columns="run"), expected)
+    assert set(table["run"]) == {"known"} and said["unknown"].startswith("There is no prediction") and "misses 15 %" in said["known"]
+    empty, nothing = predictions.recorded(tmp_path / "none")
+    assert empty.empty and nothing == {} and "run" in empty
+
+
 # ------------------------------------------------------------------ profiled cycles
 
 def test_traces_in_the_runs_folder_are_decomposed_by_arm_and_kept_in_the_log(run):
