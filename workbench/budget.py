@@ -119,8 +119,10 @@ def latencies(found: Basis) -> pd.DataFrame:
 
 
 def unmeasured(found: Basis) -> str:
-    """What the machine's inputs lack, a line each; empty when nothing."""
-    return "" if found.inputs is None else "\n".join(f"{what}: {why}" for what, why in machine.unmeasured(found.inputs).items())
+    """What the machine's inputs lack, a line each."""
+    if found.inputs is None:
+        return f"Nothing was measured: {found.why}."
+    return "\n".join(f"{what}: {why}" for what, why in machine.unmeasured(found.inputs).items()) or "Every input was measured."
 
 
 def placement_table(predictions: Mapping[str, Prediction]) -> pd.DataFrame:

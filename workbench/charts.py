@@ -128,6 +128,8 @@ def misses(table: pd.DataFrame, allowed: float, width: int = WIDE) -> alt.LayerC
 
     table: ``predictions.misses``. allowed: percent either way.
     """
+    if table.empty:
+        return _nothing("no prediction that anything could be held against", width)
     reach = 1.15 * max([allowed, *table["off (%)"].abs()])
     x = dict(type="quantitative", title="prediction off by (%)", scale=alt.Scale(domain=[-reach, reach], nice=False),
              axis=alt.Axis(tickCount=width // 90))
@@ -161,6 +163,8 @@ def decomposition(table: pd.DataFrame, width: int = WIDE) -> alt.Chart:
 
     table: ``traces.bars``.
     """
+    if table.empty:
+        return _nothing("no cycle was profiled", width)
     whats, stages = (list(dict.fromkeys(table[column])) for column in ("what", "stage"))
     bars = table.assign(order=table["what"].map(whats.index), label=table["arm"] + ", " + table["stage"])
     chart = alt.Chart(bars[bars["time (ms/cycle)"] > 0]).mark_bar().encode(
@@ -217,7 +221,7 @@ def _paler(colour: str) -> str:
 def _order(arms: Sequence[str]) -> list[str]:
     """none, shared, then own groups by size, replicas after the arm they repeat; names that are no arm last."""
     def key(name: str) -> tuple:
-        arm = tables.parsed(name)
+        arm = tables.parsed(name) or tables.parsed(name.split(", ")[0])        # "shared, measured" stands with shared
         return (3, 0, 0, name) if arm is None else (("none", "shared", "own").index(arm.placement), arm.group or 0, arm.replica or 0, name)
     return sorted(dict.fromkeys(arms), key=key)
 
@@ -238,6 +242,11 @@ def _forest_label(row: Mapping[str, Any], telling: Sequence[str]) -> str:
     interval = f"{tables.fixed(row['ratio'])} [{tables.fixed(row['low'])}, {tables.fixed(row['high'])}]" if row["valid"] else "refused"
     about = ", ".join(filter(None, [*(row[column] for column in telling), "control" if row["control"] else ""]))
     return "\n".join(filter(None, [row["comparison"], about, interval]))
+
+
+def _nothing(said: str, width: int) -> alt.TopLevelMixin:
+    """In the place of a chart that has nothing to show."""
+    return _finished(alt.Chart(pd.DataFrame({"said": [said]})).mark_text(color=MUTED).encode(text="said:N"), width, 30)
 
 
 def _finished(chart: alt.TopLevelMixin, width: int, height: float) -> alt.TopLevelMixin:

@@ -11,7 +11,7 @@ from workbench import width
 from workbench.arms import Arm
 from workbench.budget import Basis, caveat, collective_s, collectives, in_ms, verify_table
 from workbench.lab import Lab
-from workbench.tables import number
+from workbench.tables import NOT_APPLICABLE, number
 
 STAGES = ("draft", "verify", "draft_extend", "decode")      # of a cycle; decode is the step without speculation
 HOST = "host"
@@ -32,16 +32,29 @@ def measured(verdict: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def measured_table(verdict: Mapping[str, Any]) -> pd.DataFrame:
-    """``measured`` as a table, one row an arm, in milliseconds."""
-    rows = [{"arm": arm, **{f"{stage.replace('_', '-')} (ms)": told.get(stage, math.nan) for stage in (*STAGES, HOST, "cycle")}}
+    """``measured`` as a table, one row an arm, in milliseconds; what an arm does not do is "–"."""
+    rows = [{"arm": arm, **{f"{stage.replace('_', '-')} (ms)": told.get(stage, _absent(arm, stage)) for stage in (*STAGES, HOST, "cycle")}}
             for arm, told in measured(verdict).items()]
     return pd.DataFrame(rows, columns=None if rows else ["arm"])
 
 
+def collectives_table(verdict: Mapping[str, Any]) -> pd.DataFrame:
+    """Collectives of each stage of a cycle, one row an arm of ``measured``."""
+    rows = []
+    for arm in measured(verdict):
+        counted = verdict["arms"][arm].get("collectives_per_round") or {}
+        rows.append({"arm": arm} | {stage.replace("_", "-"): number(counted[stage]) if stage in counted else _absent(arm, stage) for stage in STAGES})
+    return pd.DataFrame(rows, columns=None if rows else ["arm"])
+
+
+def _absent(arm: str, stage: str) -> float | str:
+    """What stands where an arm has no figure of a stage."""
+    return NOT_APPLICABLE if Arm.parse(arm).speculates == (stage == "decode") and stage in STAGES else math.nan
+
+
 def timing(verdict: Mapping[str, Any]) -> str:
     """What timing the stages costs, in words: from shared without it (the arm shared+timing=off) against shared, in one server."""
-    asked = [c for c in verdict.get("comparisons") or [] if c["metric"] == "tokens_per_s" and c["b"] == "shared"
-             and Arm.parse(c["a"]) == Arm("shared", timing="off")]
+    asked = _untimed(verdict)
     if not asked:
         return "What timing the stages costs was not measured in this run: name the arm shared+timing=off in plan.arms."
     c = asked[0]
@@ -52,6 +65,11 @@ def timing(verdict: Mapping[str, Any]) -> str:
              else "which this run cannot tell from more or less than")
     return (f"Timing the stages costs {cost:.2g} % of throughput ({100 * c['level']:g} % interval {low:.2g} to {high:.2g} %), {found} the "
             f"{TIMING_MAY_COST:g} % that it may.")
+
+
+def _untimed(verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [c for c in verdict.get("comparisons") or [] if c["metric"] == "tokens_per_s" and c["b"] == "shared"
+            and Arm.parse(c["a"]) == Arm("shared", timing="off")]
 
 
 def _chains(run: Lab, verdict: Mapping[str, Any]) -> dict[str, Arm]:
@@ -123,7 +141,8 @@ def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
                     "on this machine: what the saved communication is worth.")
     said += [_saved(c) for c in verdict.get("comparisons") or []
              if c["metric"] == "cycle_ms" and c["b"] == "shared" and Arm.parse(c["a"]).placement == "own"]
-    return " ".join([*said, timing(verdict)]) + caveat(run)
+    said += [timing(verdict)] if _untimed(verdict) else []
+    return " ".join(said) + caveat(run)
 
 
 def _saved(c: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench import cost, recording, trace, traces
+from workbench import cost, recording, tables, trace, traces
 from workbench.arms import Arm
 from workbench.budget import Basis, basis, context
 from workbench.cost import Prediction
@@ -84,14 +84,19 @@ def recorded(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, str]]:
 
     A recording holds the inputs of its machine, or there is no prediction for it.
     """
-    tables, said = [], {}
+    found_tables, said = [], {}
     for name in recording.names(folder):
         run = reopen((folder or recording.FOLDER) / name)
         verdict, found = recording.stored_verdict(name, folder), basis(run)
         said[name] = sentence(run, verdict, found)
-        tables.append(compared(run, verdict, found).assign(run=name))
-    table = pd.concat([t for t in tables if not t.empty] or [pd.DataFrame(columns=[*COLUMNS, "run"])])
+        found_tables.append(compared(run, verdict, found).assign(run=name))
+    table = pd.concat([t for t in found_tables if not t.empty] or [pd.DataFrame(columns=[*COLUMNS, "run"])])
     return table.set_index("run").reset_index(), said
+
+
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """``compared`` for people: an arm that nothing was taken from shared for has "–" there."""
+    return tables.shown(table.astype(object).where(table.notna(), tables.NOT_APPLICABLE))
 
 
 def misses(table: pd.DataFrame) -> pd.DataFrame:
