@@ -99,20 +99,23 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from workbench import plans, verdict
+    from workbench import budget, plans, verdict
     from workbench.lab import open_lab
 
     lab = open_lab(options.profile, options.out.resolve(), changes(options.changes), sys.argv)
+    if why := budget.basis(lab).why:         # else the log holds the machine's inputs now, as after 02_budget
+        logging.getLogger(__name__).warning("there will be no prediction: %s", why)
     lab.measure(plans.draft_tp(lab.profile, len(lab.prompts)))
     print(verdict.sentence(lab.verdict))
     return verdict.exit_status(lab.verdict)
 
 
 def _record(options: argparse.Namespace) -> int:
-    from workbench import recording
+    from workbench import recording, traces
     from workbench.publish import reopen
 
     lab = reopen(options.run)
+    traces.decompositions(lab)               # into the log: the traces themselves are not kept
     made = recording.record(lab.folder, lab.profile, lab.prompts, options.name)
     size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
     print(f"{made.relative_to(ROOT)}: {size / 1e6:.2f} MB; workbench replay {recording.PREFIX}{options.name} renders it")

@@ -4,7 +4,7 @@ import socket
 import pytest
 import yaml
 
-from workbench import cli, profile, server
+from workbench import cli, lab, machine, profile, runlog, server
 from workbench.errors import BadInput
 
 
@@ -110,3 +110,26 @@ def test_a_profile_survives_being_written_down(tmp_path):
     kept.write_text(profile.load("cpu-tiny").model_dump_json())
     assert profile.load(kept) == profile.load("cpu-tiny")
     assert str(profile.ROOT) not in kept.read_text()
+
+
+def test_the_machine_is_measured_as_the_profile_uses_it(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(machine, "main", lambda chosen: asked.append((chosen.name, chosen.tp)))
+    assert cli.main(["bench", "machine", "cpu-tiny", "-p", "tp=1"]) == 0 and asked == [("cpu-tiny", 1)]
+
+
+def test_gpus_that_are_not_here_are_not_measured(capsys, monkeypatch):
+    monkeypatch.setattr(machine, "_gpus", lambda visible: [])
+    assert cli.main(["bench", "machine", "h200-x2"]) == 2
+    assert "tp: is 2, but no GPUs are visible; measure on the machine that serves the profile." in capsys.readouterr().err
+
+
+def test_blocks_measured_without_notebooks_have_their_machines_inputs(capsys, monkeypatch, tmp_path):
+    """As after 02_budget: the inputs are in the log before the first block."""
+    inputs = machine.Machine("this one", "cpu", 2, thin_bytes_per_s=1e9, matrix_ops_per_s=1e10, launch_s=1e-6, latencies=tuple(
+        machine.Latency(kind, "gloo", 2, False, ((1024, 1e-4),)) for kind in ("all_reduce", "all_gather", "broadcast")))
+    monkeypatch.setattr(machine, "of", lambda chosen: inputs)
+    monkeypatch.setattr(lab.Lab, "measure", lambda self, tasks: tasks)
+    assert cli.main(["measure", "cpu-tiny", "--out", str(tmp_path / "run")]) == 3         # nothing was compared
+    found = [r for r in runlog.read(tmp_path / "run" / "runs.jsonl") if r.kind == "finding"]
+    assert [r.name for r in found] == ["machine"] and machine.Machine.from_json(found[0].value) == inputs
