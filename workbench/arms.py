@@ -4,10 +4,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields, replace
 
+from workbench.communication import SETTINGS
 from workbench.errors import BadInput
 
-WORDS = {"agreement": ("broadcast", "check", "off"), "timing": ("on", "off")}
-_NAME = re.compile(r"(?P<placement>none|shared|own-(?P<group>[1-9]\d*))(#(?P<replica>[1-9]\d*))?(?P<settings>(\+[a-z_]+=[a-z0-9]+)*)")
+WORDS = {"agreement": ("broadcast", "check", "off"), "timing": ("on", "off"), "comm": tuple(SETTINGS)}
+_NAME = re.compile(r"(?P<placement>none|shared|own-(?P<group>[1-9]\d*))(#(?P<replica>[1-9]\d*))?(?P<settings>(\+[a-z_]+=[a-z0-9-]+)*)")
 _INTEGERS = ("steps", "topk", "draft_tokens")
 
 
@@ -20,8 +21,9 @@ class Arm:
     group: ranks in one draft group; None unless ``own``.
     replica: the same configuration under a second label, for a control (an arm against itself).
     steps, topk, draft_tokens, agreement, timing: where this arm departs from its profile; None means the profile's.
+    comm: a named setting of the communication layer (workbench.communication); None means what the profile says.
 
-    The name is ``PLACEMENT[#REPLICA][+key=value...]``: ``own-1``, ``shared#2``, ``own-2+steps=2+agreement=off``.
+    The name is ``PLACEMENT[#REPLICA][+key=value...]``: ``own-1``, ``shared#2``, ``own-2+steps=2+agreement=off``, ``none+comm=nccl-ring``.
     """
 
     placement: str
@@ -32,6 +34,7 @@ class Arm:
     draft_tokens: int | None = None
     agreement: str | None = None
     timing: str | None = None
+    comm: str | None = None
 
     @classmethod
     def parse(cls, name: str) -> Arm:
@@ -53,7 +56,7 @@ class Arm:
                 raise BadInput("arm", f"{name!r} has the unknown setting {item!r}",
                                f"use {', '.join(_INTEGERS)} with a number, or "
                                + " or ".join(f"{word} with one of {', '.join(values)}" for word, values in WORDS.items()))
-        if match["placement"] == "none" and settings:
+        if match["placement"] == "none" and settings.keys() - {"comm"}:
             raise BadInput("arm", f"{name!r} gives settings of a draft to an arm without one", "use plain none")
         group = int(match["group"]) if match["group"] else None
         replica = int(match["replica"]) if match["replica"] else None

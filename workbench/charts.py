@@ -175,6 +175,43 @@ def decomposition(table: pd.DataFrame, width: int = WIDE) -> alt.Chart:
     return _finished(chart, width, 26 * bars["label"].nunique())
 
 
+def sweep_map(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
+    """Speed of every candidate of a search, as a share of the best one's: steps across, placements and trees down.
+
+    table: ``best.sweep_map``. A cell tells the share and, in brackets, how many pairs of blocks the candidate was given.
+    """
+    share = "speed (% of the best)"
+    known = table.dropna(subset=share)
+    words = [f"{tables.decimal(value, 0)} ({pairs})" for value, pairs in zip(known[share], known["pairs of blocks"])]
+    low = known[share].min()
+    base = alt.Chart(known.assign(words=words, share=known[share])).encode(
+        alt.X("steps:O", title="draft steps", axis=alt.Axis(labelAngle=0, orient="bottom"), scale=alt.Scale(padding=0)),
+        alt.Y("shape:N", title=None, sort=None, axis=alt.Axis(ticks=False, labelPadding=8, labelLimit=width * 0.4), scale=alt.Scale(padding=0)))
+    cells = base.mark_rect(stroke="white", strokeWidth=2).encode(
+        alt.Color("share:Q", title=share, scale=alt.Scale(domain=[min(low, 99.0), 100], range=["#f3e3d7", "#c65d21"]),
+                  legend=alt.Legend(gradientLength=160, tickCount=3)))
+    text = base.mark_text().encode(text="words:N", color=alt.condition(f"datum.share > {(low + 300) / 4}", alt.value("white"), alt.value(INK)))
+    return _finished(cells + text, width, 44 * known["shape"].nunique() + 10)
+
+
+def by_load(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
+    """Each ratio with its interval over the number of requests at once; where its line crosses 1 the other arm takes over.
+
+    table: ``best.load_table``.
+    """
+    names = list(dict.fromkeys(table["comparison"]))
+    colour = alt.Color("comparison:N", title=None, scale=alt.Scale(domain=names, range=[ARM_COLOURS[i % len(ARM_COLOURS)] for i in range(len(names))]))
+    loads = sorted(set(table["requests at once"]))
+    base = alt.Chart(table).encode(
+        alt.X("requests at once:Q", scale=alt.Scale(type="log", base=2, nice=False, padding=24), axis=alt.Axis(values=loads, format="d", grid=False)),
+        colour)
+    y = dict(type="quantitative", title="ratio of throughput (1: no difference)", scale=alt.Scale(zero=False, padding=10))
+    one = alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=MUTED, strokeDash=[3, 3]).encode(alt.Y(field="ratio", **y))
+    return _finished(one + base.mark_line(strokeWidth=1.5).encode(alt.Y(field="ratio", **y))
+                     + base.mark_rule(strokeWidth=2, opacity=0.6).encode(alt.Y(field="low", **y), alt.Y2("high"))
+                     + base.mark_circle(size=70, opacity=1).encode(alt.Y(field="ratio", **y)), width, 260)
+
+
 def precision(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
     """Standard error of a ratio against the time spent, on logarithmic axes: each way of measuring falls by half a decade in a decade, and
     the lower line is the cheaper way.

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -22,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 valid, 1 a notebook or server failed, 2 bad input, 3 finished but the result is not valid."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    # papermill logs every output of every cell; a terminal wants the progress alone.
-    logging.getLogger("papermill").addFilter(lambda record: record.levelno >= logging.WARNING or record.getMessage().startswith(NARRATED))
+    logging.getLogger("papermill").addFilter(_progress)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)       # told to end by whatever means, a run keeps what it measured
     try:
         return options.do(options)
     except WorkbenchError as error:
@@ -32,6 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("workbench: interrupted; what was measured is kept, --resume goes on from there.", file=sys.stderr)
         return 130
+
+
+def _progress(record: logging.LogRecord) -> bool:
+    """papermill logs every output of every cell; a terminal wants the progress alone, a line each."""
+    text = record.getMessage()
+    if record.levelno < logging.WARNING and text.startswith(NARRATED):
+        record.msg, record.args = text.rstrip("\n"), ()
+        return True
+    return record.levelno >= logging.WARNING
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -57,7 +57,8 @@ class Comparison:
 def against_references(arms: Sequence[str]) -> list[tuple[str, str]]:
     """(a, b) for every arm a against each reference b: none, then shared (else the first arm). Replicas are for controls.
 
-    An arm without agreement or timing is the reference of the same arm with it: that is what these cost.
+    An arm without agreement or timing is the reference of the same arm with it: that is what these cost. Under a setting of the communication
+    layer, none and shared are references of the arms under the same one.
     """
     first: dict[Arm, str] = {}
     for name in arms:
@@ -69,7 +70,10 @@ def against_references(arms: Sequence[str]) -> list[tuple[str, str]]:
         references.append(others[0])
     pairs = [(a, b) for i, b in enumerate(references) for a in names if a not in references[:i + 1]]
     spared = [(first.get(replace(arm, agreement=None, timing=None)), name) for arm, name in first.items() if "off" in (arm.agreement, arm.timing)]
-    return pairs + [(a, b) for a, b in spared if a and (a, b) not in pairs]
+    alike = [(a, b) for place in ("none", "shared") for arm, a in first.items()
+             if arm.comm and (b := first.get(Arm(place, comm=arm.comm))) and (place, arm.placement) not in (("none", "none"), ("shared", "none"))
+             and a != b]
+    return pairs + [(a, b) for a, b in [*spared, *alike] if a and (a, b) not in pairs]
 
 
 def replicas(arms: Sequence[str]) -> list[tuple[str, str]]:
@@ -124,14 +128,16 @@ def log_ratios(run: Run, experiment: str, a: str, b: str, metric: str = "tokens_
     return _pairs(*measured).logs[0]
 
 
-def outside(run: Run, control: Comparison) -> Refusal | None:
-    """The refusal of an experiment whose A/A comparison differs from 1 by more than its noise (at 99 %)."""
-    strict = compare(run, control.experiment, control.a, control.b, control.metric, lambda *_: CONTROL_LEVEL)
+def outside(run: Run, control: Comparison, controls: int = 1) -> Refusal | None:
+    """The refusal of an experiment whose A/A comparison differs from 1 by more than its noise (at 99 %, shared by the run's ``controls``, so
+    that of a hundred sound runs one is refused, however many experiments it has)."""
+    level = 1 - (1 - CONTROL_LEVEL) / controls
+    strict = compare(run, control.experiment, control.a, control.b, control.metric, lambda *_: level)
     if not control.valid or strict is None or strict.interval is None or not strict.interval.decided:
         return None
     found = strict.interval
     return Refusal("control", f"{control.a} and {control.b} are the same configuration, yet their ratio is {found.ratio:.3f} "
-                   f"({found.level:.0%} interval {found.low:.3f} to {found.high:.3f}): something else than the arm moves the figures.",
+                   f"({100 * found.level:.4g}% interval {found.low:.3f} to {found.high:.3f}): something else than the arm moves the figures.",
                    control.experiment)
 
 

@@ -6,7 +6,8 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workbench import attestation, client, logs, plans, preflight, provenance, recording, runlog, stopping, verdict
+from workbench import attestation, client, logs, pace, plans, preflight, provenance, recording, runlog, stopping, verdict
 from workbench import server as servers
 from workbench.arms import Arm
 from workbench.checks import Check
@@ -100,33 +101,75 @@ class Lab:
         """The value of a finding; None when no notebook has found it."""
         return next((r.value for r in self.records if isinstance(r, Finding) and r.name == name), None)
 
-    def measure(self, tasks: Sequence[Task]) -> None:
+    def measure(self, plan: Sequence[Task] | Callable[[Sequence[Line]], Sequence[Task]]) -> None:
         """Run the planned blocks that are not in the log yet, each on a server that serves its arm.
 
+        plan: tasks, or a function that gives all those that the log has decided on; it is asked again when they are done, until it gives
+            no more. A function of the log alone decides the same in a resumed run.
         Raises: BadInput from the preflight; ServerFailed when a server does not start, hangs or dies: what was measured stays in the
-            log, and so does the failure; WorkbenchError when a recording does not hold the experiment's blocks.
+            log, and so does the failure; WorkbenchError when a recording does not hold the experiment's blocks. Where the server of an
+            optional task fails, its arms are left out instead.
         """
+        decide = plan if callable(plan) else lambda _: plan
         if self.recording:
-            for experiment in dict.fromkeys(task.planned.experiment for task in tasks):
+            for experiment in dict.fromkeys(task.planned.experiment for task in decide(self.records)):
                 recording.refuse_absent(self.recording, self.provenance["blocks"], self.records, experiment)
             return
-        names, rule = dict.fromkeys(task.planned.arm for task in tasks), stopping.rule(self.profile, tasks)
-        preflight.refuse(preflight.check(self.profile, [Arm.parse(name) for name in names]))
-        done = {(r.experiment, r.block) for r in self.records if isinstance(r, Block)}
-        left = [(index, task) for index, task in enumerate(tasks) if (task.planned.experiment, index) not in done]
-        with RunLog(self.folder / "runs.jsonl") as file, _gpus_given_back(self.profile, file), _Bench(self, file, tasks) as bench:
-            if rule:
-                self.find(rule.experiment, stopping.CHECKPOINTS, {"looks": list(rule.checkpoints.looks)})
-            for number, (index, task) in enumerate(left, 1):
-                if rule and (why := rule.ends(self.records, task)):
-                    self.find(task.planned.experiment, stopping.STOPPED, {"why": why, "blocks_left": len(left) - number + 1})
-                    continue
-                log.info("%s: block %d of %d on %s", task.planned.experiment, number, len(left), task.planned.arm)
-                try:
-                    bench.run(index, task)
-                except ServerFailed as failure:
-                    file.append(bench.failure(task, failure))
+        if not self.left(tasks := decide(self.records)):
+            return
+        rule = None if callable(plan) else stopping.rule(self.profile, tasks)
+        preflight.refuse(preflight.check(self.profile, [Arm.parse(name) for name in dict.fromkeys(task.planned.arm for task in tasks)]))
+        if rule:
+            self.find(rule.experiment, stopping.CHECKPOINTS, {"looks": list(rule.checkpoints.looks)})
+        with RunLog(self.folder / "runs.jsonl") as file, _gpus_given_back(self.profile, file), _Bench(self, file) as bench:
+            while left := self.left(tasks := decide(self.records)):
+                bench.plan(tasks, [task for _, task in left])
+                if not self._measure(bench, file, left, len(tasks), rule):
+                    break
+
+    def _measure(self, bench: _Bench, file: RunLog, left: Sequence[tuple[int, Task]], total: int, rule: stopping.Rule | None) -> bool:
+        """Run these tasks; whether the plan is to be asked again. Raises: ServerFailed."""
+        for place, (index, task) in enumerate(left):
+            if rule and (why := rule.ends(self.records, task)):
+                if not any(isinstance(r, Finding) and (r.experiment, r.name) == (rule.experiment, stopping.STOPPED) for r in self.records):
+                    file.append(Finding(experiment=rule.experiment, name=stopping.STOPPED, time=_now(), value={
+                        "why": why, "blocks_left": len(left) - place}))
+                continue
+            rest = [task for _, task in left[place:]]
+            log.info("%s: block %d of %d on %s%s", task.planned.experiment, total - len(left) + place + 1, total, task.planned.arm,
+                     pace.words(pace.left_s(self.records, rest, bench.starts_left(rest))))
+            try:
+                bench.run(index, task)
+            except ServerFailed as failure:
+                if not bench.goes_on(task, failure):
                     raise
+                return True
+        return rule is None
+
+    def stopped(self, why: str) -> None:
+        """Write down that whoever ran this stopped it, after which block."""
+        last = next((r for r in reversed(self.records) if isinstance(r, Block)), None)
+        if last is not None and not self.recording:
+            with RunLog(self.folder / "runs.jsonl") as file:
+                file.append(Failure(experiment=last.experiment, arm=last.arm, time=_now(), what="stopped", reason=f"stopped {why}"))
+
+    def left(self, tasks: Sequence[Task]) -> list[tuple[int, Task]]:
+        """The tasks that are not in the log, each with its number; without those of arms that a sweep goes on without."""
+        records = self.records
+        done = {(r.experiment, r.block) for r in records if isinstance(r, Block)}
+        out = {(r.experiment, r.arm) for r in records if isinstance(r, Failure) and r.what == "setting"}
+        return [(number, task) for number, task in self.numbered(tasks) if (task.planned.experiment, number) not in done
+                and (task.planned.experiment, task.planned.arm) not in out]
+
+    @staticmethod
+    def numbered(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
+        """Each task with its number in its experiment, by which the log knows its block."""
+        numbers: Counter[str] = Counter()
+        found = []
+        for task in tasks:
+            found.append((numbers[task.planned.experiment], task))
+            numbers[task.planned.experiment] += 1
+        return found
 
 
 def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any] | None = None, command: Sequence[str] = ()) -> Lab:
@@ -191,21 +234,42 @@ def _gpus_given_back(profile: Profile, file: RunLog) -> Iterator[None]:
 class _Bench:
     """The servers in use: each kept while it holds the next block's arm in the same start group, else replaced by the next ones of the plan."""
 
-    def __init__(self, lab: Lab, file: RunLog, tasks: Sequence[Task]):
+    def __init__(self, lab: Lab, file: RunLog):
         self.lab, self.file = lab, file
         self.start = max((r.start for r in lab.records if isinstance(r, Start)), default=-1)
-        # Of all tasks, not of those that are left: a resumed run serves what the first one did.
-        planned: dict[tuple, list[Arm]] = {}
-        for task in tasks:
-            planned.setdefault(_group(task), []).append(Arm.parse(task.planned.arm))
-        held = {(group, arm): (group, arms) for group, wanted in planned.items() for arms in plans.together(lab.profile, wanted) for arm in arms}
-        self.needed = {(_group(task), arm): held[_group(task), arm] for task in tasks for arm in [Arm.parse(task.planned.arm)]}
-        self.order = list(dict.fromkeys(self.needed.values()))
         self.up: dict[tuple, tuple[int, Server]] = {}
         self.server: Server | None = None
         self.number = self.start        # of the server in use
         self.log: Path | None = None
+        self.failing: tuple[Arm, ...] = ()      # arms of the server that did not start
+        self.cold: dict[tuple, list[tuple[int, Task]]] = {}
+        self.most: dict[tuple, int] = {}        # requests at once, by group
         self.stack = ExitStack()
+
+    def plan(self, tasks: Sequence[Task], left: Sequence[Task]) -> None:
+        """Which server each task needs. Of all tasks, not of those that are left: a resumed run serves what the first one did."""
+        planned: dict[tuple, list[Arm]] = {}
+        for task in tasks:
+            planned.setdefault(task.group, []).append(Arm.parse(task.planned.arm))
+        held = {(group, arm): (group, arms) for group, wanted in planned.items() for arms in plans.together(self.lab.profile, wanted)
+                for arm in arms}
+        self.needed = {(task.group, arm): held[task.group, arm] for task in tasks for arm in [Arm.parse(task.planned.arm)]}
+        # A later part of the plan goes on with the server of its group where that holds what it needs.
+        self.up = {next((key for key in self.needed.values() if key[0] == group and set(key[1]) <= set(server.arms)), (group, arms)):
+                   (number, server) for (group, arms), (number, server) in self.up.items()}
+        self.order = list(dict.fromkeys(self.needed[task.group, Arm.parse(task.planned.arm)] for task in left))
+        for task in tasks:
+            self.most[task.group] = max(task.concurrency, self.most.get(task.group, 0))
+        # What warmed up a server that is gone warms up the one in its place.
+        self.cold = {key: [] for key in self.order if key not in self.up}
+        for index, task in self.lab.numbered(tasks):
+            key = self.needed[task.group, Arm.parse(task.planned.arm)]
+            if task.planned.role == "warmup" and task not in left and key in self.cold:
+                self.cold[key].append((index, task))
+
+    def starts_left(self, left: Sequence[Task]) -> int:
+        """Servers that these tasks need and that are not up."""
+        return len({self.needed[task.group, Arm.parse(task.planned.arm)] for task in left} - self.up.keys())
 
     def __enter__(self) -> _Bench:
         return self
@@ -214,8 +278,15 @@ class _Bench:
         self.stack.__exit__(*error)
 
     def run(self, index: int, task: Task) -> None:
+        """Measure one block into the log. A server that a resumed run starts again is warmed up again first."""
+        said, again = self._reach(task), self.cold.pop(self.needed[task.group, Arm.parse(task.planned.arm)], [])
+        for warmup in again:
+            self._block(*warmup, self._reach(warmup[1]))
+        self._block(index, task, self._reach(task) if again else said)
+
+    def _block(self, index: int, task: Task, said: Mapping[str, Any]) -> None:
         planned, arm, profile = task.planned, Arm.parse(task.planned.arm), self.lab.profile
-        before, asked = self._reach(task, arm)["counts"], profile.speculation.of(arm)
+        before, asked = said["counts"], profile.speculation.of(arm)
         begun, at = time.perf_counter(), _now()
         with self._profiled(planned) if planned.role == "trace" else nullcontext():
             requests = client.send(self.server.url, [self.lab.prompts[i] for i in planned.prompts], concurrency=task.concurrency,
@@ -230,7 +301,7 @@ class _Bench:
         self.file.append(Block(
             block=index, experiment=planned.experiment, role=planned.role, arm=planned.arm, start=self.number, pair=planned.pair,
             position=planned.position, seed=planned.seed, concurrency=task.concurrency, time=at, seconds=seconds, server=said["server"],
-            arm_in_force=said["arm"], attested=not faults,
+            arm_in_force=said["arm"] if arm.speculates or said["arm"] != "none" else arm.configuration.name, attested=not faults,
             prompts_from="random" if profile.workload.prompts == "random" else "heldout", requests=tuple(requests),
             rounds=rounds, collectives=collectives, stage_seconds=spent, stage_timed=timed))
 
@@ -245,9 +316,10 @@ class _Bench:
                 log.warning("%s was not profiled: %s", planned.arm, refused)
                 self.file.append(Finding(experiment="cycle", name=f"trace {planned.arm}", time=_now(), value={"why": refused}))
 
-    def _reach(self, task: Task, arm: Arm) -> Mapping[str, Any]:
+    def _reach(self, task: Task) -> Mapping[str, Any]:
         """The arm in force, by a switch where a server in use holds it and by a start where not; returns the server's own account."""
-        wanted = self.needed[_group(task), arm]
+        arm = Arm.parse(task.planned.arm)
+        wanted = self.needed[task.group, arm]
         if wanted not in self.up:
             self._restart(self.order.index(wanted), task.planned.experiment)
         self.number, self.server = self.up[wanted]
@@ -260,24 +332,25 @@ class _Bench:
     def _restart(self, first: int, experiment: str) -> None:
         """End the servers in use and start the plan's next ones, as many at once as the profile allows: their starts overlap."""
         self.stack.close()
-        self.up, self.server = {}, None
+        self.up, self.server, self.failing = {}, None, ()
         chosen = self.order[first:first + self.lab.profile.server.at_once]
         numbers = [self.start + place for place, _ in enumerate(chosen, 1)]
         self.start += len(chosen)
         if len(chosen) == 1:                # without a thread, which an interrupt would wait for
-            found = [self._serve(numbers[0], chosen[0][1])]
+            found = [self._serve(numbers[0], chosen[0])]
         else:
             with ThreadPoolExecutor(len(chosen)) as pool:
-                found = list(pool.map(self._serve, numbers, [arms for _, arms in chosen]))
+                found = list(pool.map(self._serve, numbers, chosen))
         for key, number, server in zip(chosen, numbers, found):
             self._keep(key, number, server, experiment)
 
-    def _serve(self, number: int, arms: tuple[Arm, ...]) -> Server:
-        context = servers.serve(self.lab.profile, arms, self._log(number, arms))
+    def _serve(self, number: int, needed: tuple) -> Server:
+        group, arms = needed
+        context = servers.serve(self.lab.profile, arms, self._log(number, arms), self.most[group])
         try:
             server = context.__enter__()
         except ServerFailed:
-            self.log = self._log(number, arms)
+            self.log, self.failing = self._log(number, arms), arms
             raise
         self.stack.push(context)            # one that is up is ended with the others, also where another does not start
         return server
@@ -294,17 +367,27 @@ class _Bench:
             log.warning("%s: not attested: %s", ", ".join(names), "; ".join(server.unattested))
         log.info("%s: up after %.0f s", ", ".join(names), server.seconds)
 
-    def failure(self, task: Task, failure: ServerFailed) -> Failure:
+    def goes_on(self, task: Task, failure: ServerFailed) -> bool:
+        """Write a failure down. Whether the plan goes on, which it does without the arms of a server that failed where they are optional."""
+        found, arm = self._failure(task, failure), Arm.parse(task.planned.arm)
+        failing = self.failing or (self.server.arms if self.server else ())
+        if not task.optional or arm not in failing:
+            self.file.append(found)
+            return False
+        for arm in failing:
+            self.file.append(found.model_copy(update={"arm": arm.name, "what": "setting"}))
+        log.warning("%s: left out: %s", ", ".join(arm.name for arm in failing), found.reason)
+        self.stack.close()
+        self.up, self.server = {}, None
+        return True
+
+    def _failure(self, task: Task, failure: ServerFailed) -> Failure:
         text = str(failure)
         first = self.log and logs.first_failure(self.log) or ""
         what = "disagreed" if "drafted another tree" in first else "hung" if "hung" in text else "start" if self.server is None else "block"
         reason = text.splitlines()[0] + (f" ({first.splitlines()[-1]})" if first and first not in text else "")
         return Failure(experiment=task.planned.experiment, arm=task.planned.arm, time=_now(), what=what, reason=logs.clean(reason),
                        log_tail=logs.tail(self.log) if self.log else ())
-
-
-def _group(task: Task) -> tuple:
-    return task.planned.experiment, task.planned.start_group
 
 
 def _difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[dict, dict, dict, dict]:

@@ -36,7 +36,7 @@ class Run:
     def arms(self, experiment: str) -> tuple[str, ...]:
         """Every arm that was measured or compared for parity, or was to be and failed: none, shared, own-N, replicas last."""
         seen = dict.fromkeys(r.arm for r in self.records if r.kind in ("block", "failure") and r.experiment == experiment
-                             and getattr(r, "role", "") != "warmup")
+                             and getattr(r, "role", getattr(r, "what", "")) not in ("warmup", "search", "setting", "stopped"))
         return tuple(sorted(seen, key=_rank))
 
     def finding(self, experiment: str, name: str) -> Finding | None:

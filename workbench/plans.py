@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from workbench import schedule
 from workbench.arms import Arm
 from workbench.profile import Profile
+from workbench.runlog import Block, Line
 from workbench.schedule import Planned
 
 PARITY_CONCURRENCY = (1, 4)  # one by one, and several at once
@@ -18,19 +19,42 @@ WARMUP_REQUESTS = 2          # enough to reach every shape of the workload once;
 
 @dataclass(frozen=True)
 class Task:
-    """A planned block, with how many requests are sent at once and how many tokens each is asked for."""
+    """A planned block, with how many requests are sent at once and how many tokens each is asked for.
+
+    family: experiments of one family share the servers of equal start groups (its own experiment where empty). optional: where the server
+    of its arm does not start, the plan goes on without that arm.
+    """
 
     planned: Planned
     concurrency: int
     max_new_tokens: int
+    family: str = ""
+    optional: bool = False
+
+    @property
+    def group(self) -> tuple[str, int]:
+        """Tasks of one group may share a start, tasks of two must not."""
+        return self.family or self.planned.experiment, self.planned.start_group
 
 
-def baseline(profile: Profile, prompts: int) -> list[Task]:
-    """03_baseline: the plain server against itself, alternating in one start: its throughput and the noise between blocks."""
+def baseline(profile: Profile, prompts: int, records: Sequence[Line] = ()) -> list[Task]:
+    """03_baseline: the plain server against itself, alternating in one start: its throughput and the noise between blocks.
+
+    records: of the run so far; pairs that an interruption tore apart are made up for.
+    """
     arms = schedule.with_control(("none",))
-    plan = schedule.paired("baseline", arms, schedule.balanced(profile.plan.pairs, len(arms)), prompts,
+    plan = schedule.paired("baseline", arms, schedule.balanced(profile.plan.pairs, len(arms)) + torn(records, "baseline"), prompts,
                            profile.workload.requests_per_block, WARMUP_REQUESTS, profile.plan.seed)
     return [_measured(profile, planned) for planned in plan]
+
+
+def torn(records: Sequence[Line], experiment: str) -> int:
+    """Pairs of blocks whose blocks are in two server starts, because the run was interrupted between them: they cannot be compared."""
+    starts: dict[int, set[int]] = {}
+    for r in records:
+        if isinstance(r, Block) and (r.experiment, r.role) == (experiment, "measure") and r.pair is not None:
+            starts.setdefault(r.pair, set()).add(r.start)
+    return sum(len(found) > 1 for found in starts.values())
 
 
 def draft_tp(profile: Profile, prompts: int) -> list[Task]:
@@ -79,11 +103,22 @@ def together(profile: Profile, arms: Iterable[Arm]) -> list[tuple[Arm, ...]]:
 
     Arms without a draft are one plain server, since even a draft of 0 steps makes the target verify. Drafts share a server where they
     share topk: SGLang keeps one topk for buffers that outlive a switch (managers/overlap_utils.py:373, speculative/eagle_worker_v2.py:1317).
+    A setting of the communication layer is a server's, from its start on.
     """
-    kinds: dict[int, dict[Arm, None]] = {}
+    kinds: dict[tuple, dict[Arm, None]] = {}
     for arm in arms:
-        kinds.setdefault(profile.speculation.of(arm).topk if arm.speculates else 0, {})[arm] = None
+        kinds.setdefault(_kind(profile, arm), {})[arm] = None
     return [tuple(kind) for kind in kinds.values()]
+
+
+def kind(profile: Profile, task: Task) -> tuple:
+    """Tasks of one group and kind can share a server."""
+    arm = Arm.parse(task.planned.arm)
+    return (task.planned.arm,) if profile.plan.restart else _kind(profile, arm)
+
+
+def _kind(profile: Profile, arm: Arm) -> tuple:
+    return arm.comm, profile.speculation.of(arm).topk if arm.speculates else 0
 
 
 def variants(arms: Iterable[Arm]) -> list[Arm]:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from workbench import communication, memory, pair_rules, plans
 from workbench import flags as server_flags
-from workbench import memory, pair_rules, plans
 from workbench.arms import Arm
 from workbench.checks import Check, passed, refused, warned
 from workbench.errors import BadInput
@@ -54,6 +54,9 @@ def _findings(profile: Profile, arms: tuple[Arm, ...], free_bytes, so_far: list[
     for arm in arms:
         if arm.speculates:
             yield from _tried(lambda: [pair_rules.group(profile, arm), pair_rules.tree(profile, arm)])
+    for name in dict.fromkeys(arm.comm for arm in arms if arm.comm):
+        if why := communication.SETTINGS[name].why_not(communication.facts(profile)):
+            yield refused(f"arms +comm={name}", f"cannot be tried here: {why}", "leave that setting out")
     target, found = _model(profile, "target")
     yield from found
     draft, found = _model(profile, "draft") if any(arm.speculates for arm in arms) else (None, [])

@@ -8,6 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from workbench.arms import Arm
+from workbench.communication import SETTINGS
 from workbench.errors import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,8 +130,46 @@ class Plan(Section):
     @field_validator("arms")
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return _arms(names)
+
+
+class Sweep(Section):
+    """What 05_steps and 06_collectives try beside the profile's own setting.
+
+    step_counts, topks, tree_tokens: every combination for every placement of the plan (a chain of n steps verifies n + 1 tokens, a tree
+    each of tree_tokens). search_pairs: pairs of blocks of the search's first rung, doubled at every later one. loads: requests at once at
+    which the best settings are compared; against_none: with no speculation too, across server starts. settings: of the communication
+    layer (workbench.communication), all of the engine's where none is named; settings_arms: tried with each (shared and the first own-N of
+    the plan where none is named).
+    """
+
+    step_counts: tuple[int, ...] = (1, 2, 3, 4, 5)
+    topks: tuple[int, ...] = (1,)
+    tree_tokens: tuple[int, ...] = (8,)
+    search_pairs: int = Field(2, ge=1)
+    loads: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    against_none: bool = True
+    settings: tuple[str, ...] = ()
+    settings_arms: tuple[str, ...] = ()
+
+    @field_validator("step_counts", "topks", "tree_tokens", "loads")
+    @classmethod
+    def _counts(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if not values or min(values) < 1 or len(set(values)) < len(values):
+            raise ValueError(f"{list(values)} are no different numbers from 1 on")
+        return values
+
+    @field_validator("settings_arms")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return _arms(names)
+
+    @field_validator("settings")
+    @classmethod
+    def _named(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            Arm.parse(name)
+            if name not in SETTINGS:
+                raise ValueError(f"{name!r} is no setting of the communication layer (there are {', '.join(SETTINGS)})")
         return names
 
 
@@ -144,6 +183,7 @@ class Profile(Section):
     server: Server = Server()
     workload: Workload
     plan: Plan = Plan()
+    sweep: Sweep = Sweep()
 
     @property
     def acceptance_simulated(self) -> bool:
@@ -153,6 +193,12 @@ class Profile(Section):
     @property
     def arms(self) -> tuple[Arm, ...]:
         return tuple(Arm.parse(name) for name in self.plan.arms)
+
+
+def _arms(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        Arm.parse(name)
+    return names
 
 
 def portable(path: Path | str) -> str:

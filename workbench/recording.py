@@ -13,7 +13,7 @@ from workbench import logs, runlog, verdict
 from workbench.errors import BadInput, WorkbenchError
 from workbench.profile import ROOT, Profile
 from workbench.provenance import digest
-from workbench.runlog import Block, Finding, RunLog
+from workbench.runlog import Block, Failure, Finding, RunLog
 from workbench.stopping import STOPPED
 
 PREFIX = "recorded:"
@@ -135,9 +135,15 @@ def _complete(records: Sequence[runlog.Line]) -> dict[str, int]:
             numbers.setdefault(record_.experiment, []).append(record_.block)
     if not numbers:
         raise BadInput("RUN", "it holds no measured block", "finish the run first: workbench replay --resume")
-    stopped = {r.experiment for r in records if isinstance(r, Finding) and r.name == STOPPED}
+
+    def repeated(experiment: str) -> bool:
+        """A server that a resumed run starts again is warmed up again; nothing else comes twice."""
+        blocks = [r.block for r in records if isinstance(r, Block) and r.experiment == experiment and r.role != "warmup"]
+        return len(set(blocks)) < len(blocks)
+
+    stopped = {r.experiment for r in records if isinstance(r, Finding) and r.name == STOPPED or isinstance(r, Failure) and r.what == "setting"}
     for experiment, found in numbers.items():
-        if len(set(found)) < len(found) or experiment not in stopped and max(found) >= len(found):
+        if repeated(experiment) or experiment not in stopped and max(found) >= len(set(found)):
             raise BadInput("RUN", f"its blocks of {experiment} are not complete", "finish the run first: workbench replay --resume")
     return {experiment: len(found) for experiment, found in numbers.items()}
 

@@ -46,7 +46,7 @@ def find(run: Run) -> list[Refusal]:
 
 
 def _failed(run: Run, experiment: str, arm: str) -> str | None:
-    failures = [f for f in run.failures if (f.experiment, f.arm) == (experiment, arm) and f.what != "disagreed"]
+    failures = [f for f in run.failures if (f.experiment, f.arm) == (experiment, arm) and f.what not in ("disagreed", "setting", "stopped")]
     return f"it was to be measured and was not ({failures[-1].what}: {failures[-1].reason.rstrip('.')})" \
         if failures and not _counted(run, experiment, arm) else None
 

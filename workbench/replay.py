@@ -3,22 +3,29 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import workbench.light  # noqa: F401  (before papermill)
 import nbformat
 import papermill
+import psutil
+from nbclient.exceptions import DeadKernelError
+from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
-from workbench import recording, verdict
+from workbench import communication, pace, plans, recording, running, sweeps, verdict
 from workbench.errors import BadInput
 from workbench.lab import Lab
+from workbench.plans import Task
 from workbench.profile import ROOT
 from workbench.publish import publish
 
 log = logging.getLogger(__name__)
+INTERACTIVE = "interactive"     # tag of cells with widgets, which a replay leaves out
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,15 @@ class Notebook:
 
 
 NOTEBOOKS = (Notebook("01_probe"), Notebook("02_budget"), Notebook("03_baseline", measures="baseline"),
-             Notebook("04_draft_tp", measures="draft_tp"), Notebook("07_cycle"), Notebook("08_report"))
+             Notebook("04_draft_tp", measures="draft_tp"), Notebook("05_steps", measures=sweeps.STEPS),
+             Notebook("06_collectives", measures=sweeps.COLLECTIVES), Notebook("07_cycle"), Notebook("08_report"))
+# What the notebooks that measure will measure, as far as the log has decided it.
+PLANS: dict[str, Callable[[Lab], Sequence[Task]]] = {
+    "03_baseline": lambda lab: plans.baseline(lab.profile, len(lab.prompts), lab.records),
+    "04_draft_tp": lambda lab: plans.draft_tp(lab.profile, len(lab.prompts)),
+    "05_steps": lambda lab: sweeps.steps(lab.profile, len(lab.prompts))(lab.records),
+    "06_collectives": lambda lab: sweeps.collectives(lab.profile, len(lab.prompts), communication.choose(
+        communication.facts(lab.profile), lab.profile.sweep.settings)[0])(lab.records)}
 
 
 def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int:
@@ -39,33 +54,48 @@ def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int
 
     resume: leave out notebooks that an earlier replay finished; blocks in the log are never measured again. Of a recording those are left
     out whose experiment it does not hold, and its verdict must be the recorded one (else 1).
-    Raises: BadInput for an unknown notebook in skip.
+    Raises: BadInput for an unknown notebook in skip, or when another replay is at work on the folder. KeyboardInterrupt when it is
+        interrupted: verdict and report are then those of what was measured.
     """
     unknown = set(skip) - {notebook.name for notebook in NOTEBOOKS}
     if unknown:
         raise BadInput("skip", f"{', '.join(sorted(unknown))} is no notebook", f"use one of {', '.join(n.name for n in NOTEBOOKS)}")
+    with running.Claim(lab.folder) as claim:
+        chosen = [notebook for notebook in NOTEBOOKS if notebook.name not in skip and _applies(notebook, lab)]
+        try:
+            failed = _notebooks(lab, claim, chosen, resume)
+        except KeyboardInterrupt:
+            lab.stopped("by hand")
+            _published(lab)
+            claim.ended(130)
+            raise
+        last = NOTEBOOKS[-1]            # it publishes, as its last act
+        judged = _published(lab, json.loads((lab.folder / "verdict.json").read_text()) if last in chosen and last.name not in failed else None)
+        moved = list(recording.differences(recording.stored_verdict(lab.recording), judged)) if lab.recording else []
+        for difference in moved:
+            log.error("not the recorded verdict: %s", difference)
+        status = 1 if failed or moved else verdict.exit_status(lab.verdict)
+        claim.ended(status)
+    return status
+
+
+def _notebooks(lab: Lab, claim: running.Claim, chosen: Sequence[Notebook], resume: bool) -> list[str]:
+    """Execute them in order; returns the names of those that failed or were left out. The others go on."""
     folder, failed = lab.folder / "notebooks", []
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = [notebook for notebook in NOTEBOOKS if notebook.name not in skip and _applies(notebook, lab)]
     for number, notebook in enumerate(chosen, 1):
-        output = folder / f"{notebook.name}.ipynb"
+        output, place = folder / f"{notebook.name}.ipynb", f"[{number}/{len(chosen)}] {notebook.name}"
+        claim.at(notebook.name, number, len(chosen))
         if set(notebook.needs) & set(failed):
-            log.warning("%s is left out: it needs %s", notebook.name, ", ".join(notebook.needs))
+            log.warning("%s is left out: it needs %s", place, ", ".join(notebook.needs))
             failed.append(notebook.name)
         elif resume and notebook.name != "08_report" and finished(output):
-            log.info("[%d/%d] %s was finished before", number, len(chosen), notebook.name)
+            log.info("%s was finished before", place)
         else:
-            log.info("[%d/%d] %s", number, len(chosen), notebook.name)
+            log.info("%s%s", place, pace.words(_left_s(lab, chosen[number - 1:])).replace(" left", " of measuring left at least"))
             if not _execute(notebook, lab, output):
                 failed.append(notebook.name)
-    last = NOTEBOOKS[-1]            # it publishes, as its last act
-    judged = json.loads((lab.folder / "verdict.json").read_text()) if last in chosen and last.name not in failed else publish(lab)
-    log.info("%s", judged["sentence"])
-    log.info("report: %s", lab.folder / "report.html")
-    moved = list(recording.differences(recording.stored_verdict(lab.recording), judged)) if lab.recording else []
-    for difference in moved:
-        log.error("not the recorded verdict: %s", difference)
-    return 1 if failed or moved else verdict.exit_status(lab.verdict)
+    return failed
 
 
 def _applies(notebook: Notebook, lab: Lab) -> bool:
@@ -75,22 +105,60 @@ def _applies(notebook: Notebook, lab: Lab) -> bool:
     return True
 
 
+def _left_s(lab: Lab, notebooks: Sequence[Notebook]) -> float | None:
+    """Seconds of measuring that are left in these notebooks, as far as their plans are decided; None before anything was measured."""
+    if lab.recording:
+        return None
+    tasks = [task for notebook in notebooks if notebook.name in PLANS for _, task in lab.left(PLANS[notebook.name](lab))]
+    return pace.left_s(lab.records, tasks, len({(task.group, plans.kind(lab.profile, task)) for task in tasks})) if tasks else None
+
+
+def _published(lab: Lab, judged: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    judged = judged or publish(lab)
+    log.info("%s", judged["sentence"])
+    log.info("report: %s", lab.folder / "report.html")
+    return judged
+
+
 def finished(output: Path) -> bool:
-    """An executed notebook that ran to its end without an error (papermill says so in its metadata)."""
+    """An executed notebook of which every code cell ran to its end (papermill says so in each cell's metadata)."""
     if not output.exists():
         return False
-    said = nbformat.read(output, as_version=4).metadata.get("papermill", {})
-    return bool(said.get("end_time")) and not said.get("exception")
+    cells = [cell for cell in nbformat.read(output, as_version=4).cells if cell.cell_type == "code"]
+    return bool(cells) and all(cell.metadata.get("papermill", {}).get("status") == "completed" for cell in cells)
+
+
+def batch(notebook: NotebookNode) -> NotebookNode:
+    """The notebook without its interactive cells: widgets have no place where nobody clicks, and leave placeholders in what is kept."""
+    kept = [cell for cell in notebook.cells if INTERACTIVE not in cell.metadata.get("tags", ())]
+    return NotebookNode({**notebook, "cells": kept})
 
 
 def _execute(notebook: Notebook, lab: Lab, output: Path) -> bool:
-    # A notebook that fails is kept, executed up to its error, by papermill itself.
+    # A notebook that fails is kept, executed up to its error, by papermill itself. It runs in a thread, since nbclient takes over
+    # the signals of the main one and then tells an interrupt as a dead kernel.
+    source = batch(nbformat.read(ROOT / "notebooks" / f"{notebook.name}.ipynb", as_version=4))
     parameters = {"profile": str(lab.folder / "profile.json"), "out": str(lab.folder)}
-    try:
-        papermill.execute_notebook(ROOT / "notebooks" / f"{notebook.name}.ipynb", output, parameters, kernel_name="python3",
-                                   cwd=ROOT / "notebooks", progress_bar=False, log_output=True, request_save_on_cell_execute=True,
-                                   extra_arguments=["--IPKernelApp.log_level=40"])
-    except PapermillExecutionError as error:
-        log.error("%s failed: %s: %s", notebook.name, error.ename, error.evalue.splitlines()[0] if error.evalue else "")
-        return False
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(papermill.execute_notebook, source, output, parameters, kernel_name="python3", cwd=ROOT / "notebooks",
+                             progress_bar=False, log_output=True, request_save_on_cell_execute=True,
+                             extra_arguments=["--IPKernelApp.log_level=40"])
+        try:
+            done.result()
+        except PapermillExecutionError as error:
+            log.error("%s failed: %s: %s", notebook.name, error.ename, error.evalue.splitlines()[0] if error.evalue else "")
+            return False
+        except DeadKernelError:
+            log.error("%s failed: its kernel died", notebook.name)
+            return False
+        except KeyboardInterrupt:
+            _end_kernels()
+            raise
     return True
+
+
+def _end_kernels() -> None:
+    """The servers of a kernel end with it (workbench/keeper.py)."""
+    for child in psutil.Process().children():
+        if "ipykernel" in " ".join(child.cmdline()):
+            child.kill()

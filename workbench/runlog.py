@@ -1,7 +1,9 @@
 """The run log: every measured fact is one line of runs.jsonl, append-only, synced once a block; the raw log is the truth."""
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -10,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from workbench.errors import WorkbenchError
 
 SCHEMA = 1
+FREE_WITHIN_S = 5        # a process that was ended a moment ago may still hold the log
 
 
 class Record(BaseModel):
@@ -61,8 +64,8 @@ class Start(Record):
 class Block(Record):
     """A few requests on one arm, back to back.
 
-    role: measure (counts for comparisons), warmup (never counts), parity (tokens are compared, times are not),
-        trace (run under SGLang's profiler: never counts).
+    role: measure (counts for comparisons), warmup (never counts), parity (tokens are compared, times are not), search (says which settings are
+        measured next, and never how much they differ), trace (run under SGLang's profiler: never counts).
     pair: number of the pair of blocks that share their prompts; position: place in the pair, from 0.
     server: identity the server itself reported after the block; arm_in_force: the arm it said it ran.
     attested: every rank said the arm's placement is in force. seconds: first request sent to last one ended.
@@ -74,7 +77,7 @@ class Block(Record):
     kind: Literal["block"] = "block"
     block: int
     experiment: str
-    role: Literal["measure", "warmup", "parity", "trace"]
+    role: Literal["measure", "warmup", "parity", "search", "trace"]
     arm: str
     start: int
     pair: int | None = None
@@ -95,13 +98,16 @@ class Block(Record):
 
 
 class Failure(Record):
-    """Something that was to be measured and was not: what, why, and the end of the server's log."""
+    """Something that was to be measured and was not: what, why, and the end of the server's log.
+
+    what: among others "setting", of a sweep that goes on without it, and "stopped", by whoever ran it.
+    """
 
     kind: Literal["failure"] = "failure"
     experiment: str
     arm: str
     time: str
-    what: Literal["start", "block", "hung", "disagreed", "stopped"]
+    what: Literal["start", "block", "hung", "disagreed", "stopped", "setting"]
     reason: str
     log_tail: tuple[str, ...] = ()
 
@@ -126,23 +132,36 @@ def parse(data: Any) -> Line:
 
 
 class RunLog:
-    """Append-only runs.jsonl of one run. A context manager; a torn last line is dropped on opening, nothing before it."""
+    """Append-only runs.jsonl of one run, which one process writes at a time. A context manager; a torn last line is dropped on opening, nothing
+    before it."""
 
     def __init__(self, path: Path):
         self.path = Path(path)
 
     def __enter__(self) -> RunLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            content = self.path.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            if whole < len(content):
-                os.truncate(self.path, whole)
         try:
             self._file = open(self.path, "ab", buffering=0)
         except OSError as error:
             raise WorkbenchError(f"{self.path.name} cannot be written ({error.strerror}): give a writable folder with --out.") from None
+        self._lock()
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(self.path, whole)
         return self
+
+    def _lock(self) -> None:
+        """Held until the file is closed, or its process ends."""
+        end = time.monotonic() + FREE_WITHIN_S
+        while True:
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > end:
+                    self._file.close()
+                    raise WorkbenchError(f"{self.path.parent.name} is being measured by another process: wait for its end, or stop it.") from None
+                time.sleep(0.1)
 
     def __exit__(self, *_: object) -> None:
         self._file.close()

@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Planned:
     """One block to be run.
 
-    role: measure, warmup, parity or trace, as in workbench.runlog.Block. pair: number of the pair of blocks that share these
+    role: measure, warmup, parity, search or trace, as in workbench.runlog.Block. pair: number of the pair of blocks that share these
     prompts (None for a warm-up). position: place in time among the blocks of that pair, from 0. prompts: indexes into the
     prompt set. seed: for the server's sampling, equal within a pair. start_group: blocks of one number may share one
     server start, blocks of two numbers must not.
@@ -47,7 +47,7 @@ def balanced(pairs: int, arms: int) -> int:
 
 
 def paired(experiment: str, arms: Sequence[str], pairs: int, prompts_available: int, requests_per_block: int, warmup_requests: int,
-           seed: int, *, reuse: bool = True) -> list[Planned]:
+           seed: int, *, reuse: bool = True, first_pair: int = 0, leave: int = 0) -> list[Planned]:
     """Blocks of all arms, alternating: one warm-up block an arm, then ``pairs`` times one block of each arm.
 
     Two arms run A B B A A B B A ..., more in Williams' order (``_orders``); ``balanced`` says which numbers of pairs are
@@ -56,35 +56,40 @@ def paired(experiment: str, arms: Sequence[str], pairs: int, prompts_available: 
     be off or flushed between blocks, and then a repeat is as good as new. Within a block no prompt comes twice, and
     warm-up prompts are never measured. More pairs of the same seed begin with the same ones.
 
+    first_pair, leave: for a later part of an experiment of the same seed: the number of its first pair, and how many of the prompts to
+    measure with (of which a set too small begins again) are left to the parts before it.
+
     Raises: BadInput when arms repeat, a number is below 1, or the prompts do not suffice.
     """
     _check(arms, pairs=pairs, requests_per_block=requests_per_block)
     rng = random.Random(seed)
-    warmup, measured = _prompts(rng, prompts_available, requests_per_block, warmup_requests, reuse)
+    warmup, measured = _prompts(rng, prompts_available, requests_per_block, warmup_requests, reuse, leave)
     plan = _warmups(experiment, arms, warmup, rng, 0)
-    for pair, order in zip(range(pairs), _orders(list(arms), rng)):
+    for pair, order in zip(range(first_pair, first_pair + pairs), _orders(list(arms), rng)):
         prompts, block_seed = next(measured), rng.randrange(2**31)
         plan += [Planned(experiment, "measure", arm, pair, position, prompts, block_seed, 0) for position, arm in enumerate(order)]
     return plan
 
 
 def by_starts(experiment: str, arms: Sequence[str | Sequence[str]], starts: int, blocks_per_start: int, prompts_available: int,
-              requests_per_block: int, warmup_requests: int, seed: int, *, reuse: bool = True, same_prompts: bool = True) -> list[Planned]:
+              requests_per_block: int, warmup_requests: int, seed: int, *, reuse: bool = True, same_prompts: bool = True, leave: int = 0,
+              begin: int | None = None) -> list[Planned]:
     """Blocks for a comparison that crosses restarts: ``starts`` rounds, each of one server start a side, sides alternating.
 
     arms: the sides; a side that is itself a sequence of arms is one server that holds them all, and each of its starts runs
     ``blocks_per_start`` blocks of every one of them, in balanced order. Sides run A B B A A B ... (Williams' order for more).
     Each start has its own start_group and begins with one warm-up block an arm. All sides of a round get the same
     prompts, block by block. With ``same_prompts`` every round does too: starts are compared by their means, where easy and hard
-    prompts would pass for fast and slow starts. Without, each round has fresh ones. Prompts otherwise as in ``paired``.
+    prompts would pass for fast and slow starts. Without, each round has fresh ones. Prompts otherwise, and ``leave``, as in ``paired``.
+    begin: the side that comes first, where its server is up already.
 
     Raises: BadInput as ``paired``.
     """
     sides = [(side,) if isinstance(side, str) else tuple(side) for side in arms]
     _check([arm for side in sides for arm in side], starts=starts, blocks_per_start=blocks_per_start, requests_per_block=requests_per_block)
     rng = random.Random(seed)
-    warmup, measured = _prompts(rng, prompts_available, requests_per_block, warmup_requests, reuse)
-    side_orders = _orders(sides, rng)
+    warmup, measured = _prompts(rng, prompts_available, requests_per_block, warmup_requests, reuse, leave)
+    side_orders = _orders(sides, rng, begin)
     arm_orders = {side: _orders(list(side), rng) for side in sides}
     plan: list[Planned] = []
     blocks: list[tuple[tuple[int, ...], int]] = []
@@ -112,14 +117,16 @@ def parity(experiment: str, arms: Sequence[str], prompts: Sequence[int], seed: i
             for group, arm in enumerate(arms) for repeat in range(repeats)]
 
 
-def _orders(items: Sequence[T], rng: random.Random) -> Iterator[list[T]]:
+def _orders(items: Sequence[T], rng: random.Random, begin: int | None = None) -> Iterator[list[T]]:
     """Endless orders of the items in which each is in each position, and follows each other one, equally often.
 
     Williams, Experimental designs balanced for the estimation of residual effects of treatments, Aust. J. Sci. Res. A 2
     (1949) 149: rows 0, 1, k-1, 2, k-2, ... shifted by r. Each row is followed by its reverse, so that a linear drift cancels
     within two pairs, as in A B B A. Balanced after k rows for even k (whose square holds its own reverses), 2k for odd k.
     """
-    k, items = len(items), rng.sample(list(items), len(items))
+    k, first, items = len(items), None if begin is None else items[begin], rng.sample(list(items), len(items))
+    if first is not None:
+        items.insert(0, items.pop(items.index(first)))
     zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(k)]
     while True:
         for shift in range(k if k % 2 else k // 2):
@@ -128,14 +135,15 @@ def _orders(items: Sequence[T], rng: random.Random) -> Iterator[list[T]]:
             yield row[::-1]
 
 
-def _prompts(rng: random.Random, available: int, per_block: int, warmup: int,
-             reuse: bool) -> tuple[tuple[int, ...], Iterator[tuple[int, ...]]]:
+def _prompts(rng: random.Random, available: int, per_block: int, warmup: int, reuse: bool,
+             leave: int = 0) -> tuple[tuple[int, ...], Iterator[tuple[int, ...]]]:
     """The warm-up prompts, and an endless supply of prompts for one pair after another, disjoint from them."""
     if available < warmup + per_block:
         raise BadInput("workload.prompts", f"{available} prompts are fewer than {warmup} to warm up and {per_block} for a block",
                        "give more prompts or lower requests_per_block")
     order = rng.sample(range(available), available)
     pool = order[warmup:]
+    pool = pool[leave % len(pool):] + pool[:leave % len(pool)]
 
     def supply() -> Iterator[tuple[int, ...]]:
         while True:

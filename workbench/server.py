@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench import attestation, client, logs, plans
+from workbench import attestation, client, communication, logs, plans
 from workbench.arms import Arm
 from workbench.engine.cpu.paths import python_path
 from workbench.engine.orders import VARIABLE, Orders, Placement
@@ -64,20 +64,24 @@ class Server:
         return f"http://127.0.0.1:{self.launch.port}"
 
 
-def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str, **orders: Any) -> Launch:
-    """How one or several arms are served under the profile. orders: faults for negative controls (engine/orders.py).
+def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str, concurrency: int = 0, **orders: Any) -> Launch:
+    """How one or several arms are served under the profile. concurrency: the most requests that it will be sent at once, where that is more than
+    the workload's; orders: faults for negative controls (engine/orders.py).
 
     Raises: BadInput for arms that one server cannot hold together.
     """
     arms = (arms,) if isinstance(arms, Arm) else tuple(arms)
     if len(apart := plans.together(profile, arms)) > 1:
-        raise BadInput("arms", f"{apart[0][0].name} and {apart[1][0].name} cannot be held by one server, which runs either without a draft "
-                       "or with one topk, by which SGLang sizes its buffers", "serve them one by one")
+        raise BadInput("arms", f"{apart[0][0].name} and {apart[1][0].name} cannot be held by one server, which runs either without a draft or "
+                       "with one topk, by which SGLang sizes its buffers, and with one setting of the communication layer",
+                       "serve them one by one")
+    comm = communication.SETTINGS.get(arms[0].comm or "")
     held = {arm: profile.speculation.of(arm) for arm in arms if arm.speculates}
     flags: dict[str, Any] = {"model-path": profile.pair.target, "host": "127.0.0.1", "port": port, "tp": profile.tp}
     # Of CUDA graphs only the batch sizes that the workload reaches: SGLang captures more at every start (model_executor/cuda_graph_config.py).
-    flags |= CPU_FLAGS if profile.engine == "cpu" else {"cuda-graph-max-bs-decode": max(profile.workload.concurrency, *plans.PARITY_CONCURRENCY)}
-    flags |= own_flags(profile) | {"port": port}
+    flags |= CPU_FLAGS if profile.engine == "cpu" else {"cuda-graph-max-bs-decode": max(concurrency, profile.workload.concurrency,
+                                                                                         *plans.PARITY_CONCURRENCY)}
+    flags |= own_flags(profile) | dict(comm.flags if comm else {}) | {"port": port}
     if profile.server.trust_remote_code:
         flags["trust-remote-code"] = True
     if held:
@@ -95,7 +99,7 @@ def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str,
         environment |= CPU_ENVIRONMENT | {
             "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(profile.tp)),
             "PYTHONPATH": os.pathsep.join([*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    environment |= profile.server.environment
+    environment |= {**profile.server.environment, **(comm.environment if comm else {})}
     command = [sys.executable, "-m", "sglang.launch_server"]
     for name, value in flags.items():
         if value is not False:
@@ -110,14 +114,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, **orders: Any) -> Iterator[Server]:
+def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, concurrency: int = 0, **orders: Any) -> Iterator[Server]:
     """Own a server of one or several arms: started, ready, attested; whatever happens inside, all of its processes end.
 
     Raises: BadInput for arms that one server cannot hold; ServerFailed when it dies, is not ready within the profile's deadline, or somebody else answers on its port. The message
         carries the log's first failure.
     """
     arms = (arms,) if isinstance(arms, Arm) else tuple(arms)
-    launch = plan(profile, arms, port=int(flag(profile, "port", 0)) or free_port(), server=uuid.uuid4().hex[:12], **orders)
+    launch = plan(profile, arms, port=int(flag(profile, "port", 0)) or free_port(), server=uuid.uuid4().hex[:12],
+                  concurrency=concurrency, **orders)
     logfile.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     keeper = subprocess.Popen(
@@ -131,6 +136,7 @@ def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, **orders: 
             raise ServerFailed(f"another server answered on port {launch.port}: stop it, or free the port")
         unattested = [fault for arm in arms for fault in attestation.faults(
             arm, said["attestation"], profile.tp, profile.speculation.of(arm).agreement, profile.pair.draft if arm.speculates else None)]
+        unattested += communication.faults(arms[0].comm, said["attestation"])
         yield Server(launch, arms, time.monotonic() - begun, logfile, tuple(said["attestation"]), tuple(dict.fromkeys(unattested)))
     finally:
         _release(keeper, launch)

@@ -41,7 +41,8 @@ class Verdict:
         """The content of verdict.json (schema 1), of plain types; unknown numbers are None.
 
         Beyond the schema: "sentence", "reasons", "notes", "controls" (all of them; "control" is the headline's), "experiments"
-        (arms by experiment; "arms" has each arm from the experiment that measured it most) and "parity_counts".
+        (arms by experiment; "arms" has each arm from the headline's experiment, else from the one that measured it most) and
+        "parity_counts".
         """
         headline = _headline(self)
         about = headline.experiment if headline else None
@@ -49,7 +50,7 @@ class Verdict:
         return {
             "schema": SCHEMA, "profile": self.profile, "source": self.source, "engine": self.engine, "valid": self.valid,
             "sentence": sentence(self), "reasons": [_reason(r) for r in self.reasons], "notes": list(self.notes),
-            "arms": _most_measured(self.arms), "experiments": self.arms,
+            "arms": _most_measured(self.arms, about), "experiments": self.arms,
             "comparisons": [_comparison(c) | {"control": self._yardstick(c)} for c in self.comparisons],
             "control": _comparison(controls[0]) | {"arm": controls[0].b} if controls else {},
             "controls": [_comparison(c) | {"arm": c.b} for c in self.controls],
@@ -84,11 +85,12 @@ def judge(profile: Profile, records: Sequence[Line], source: str = "live", wishe
         here, its_controls = _compare_all(run, experiment, wished)
         own += [r for c in here for r in c.reasons]
         reasons += [r for c in its_controls for r in c.reasons]      # without its control an experiment has no result
-        reasons += [r for c in its_controls if c.metric == "tokens_per_s" and (r := comparisons.outside(run, c))]
         if here and not its_controls:
             why = "no arm was measured against itself, so nothing says how far equal arms differ"
             reasons.append(Refusal("no_control", f"{experiment}: {why}.", experiment))
         found, controls = found + here, controls + its_controls
+    speeds = [c for c in controls if c.metric == "tokens_per_s"]
+    reasons += [r for c in speeds if (r := comparisons.outside(run, c, len(speeds)))]
     found = [_judged(c, reasons) for c in found]
     controls = [_judged(c, reasons, spare=("control",)) for c in controls]
     every = {(r.key, r.sentence): r for r in reasons + own}
@@ -128,11 +130,16 @@ def _answer(c: Comparison) -> str:
 
 
 def _headline(verdict: Verdict) -> Comparison | None:
-    """The project's question, own-N against shared (of several the fastest: their intervals hold together), else the first valid one."""
+    """The project's question, own-N against shared at the profile's setting, from the first experiment that has it (of several in it the
+    fastest: their intervals hold together); else any own-N against shared, else the first valid comparison."""
+    order = {experiment: place for place, experiment in enumerate(verdict.arms)}
+
     def rank(c: Comparison) -> tuple:
-        a, question = Arm.parse(c.a), (Arm.parse(c.a).placement, Arm.parse(c.b).placement)
+        a, b = Arm.parse(c.a), Arm.parse(c.b)
+        plain = (a, b) == (Arm(a.placement, a.group), Arm(b.placement, b.group))
         # What runs without agreement is measured to tell its cost: nobody is to serve it.
-        return (question != ("own", "shared"), a.agreement == "off", not c.valid, -c.interval.ratio if c.interval else 0.0)
+        return ((a.placement, b.placement) != ("own", "shared"), a.agreement == "off", not plain, not c.valid, order.get(c.experiment, 0),
+                -c.interval.ratio if c.interval else 0.0)
 
     return min((c for c in verdict.comparisons if c.metric == "tokens_per_s"), key=rank, default=None)
 
@@ -185,7 +192,9 @@ def _parity(run: Run, experiment: str) -> dict[str, Parity]:
 
 def _notes(run: Run, reasons: Sequence[Refusal], answers: dict[str, dict[str, Parity]]) -> tuple[str, ...]:
     told = {(r.experiment, arm) for r in reasons if r.key in ("failed", "ranks_disagreed") for arm in r.arms}
-    notes = [f"{f.experiment}: {f.arm} failed once ({f.what}: {f.reason.rstrip('.')})." for f in run.failures
+    notes = [f"{f.experiment}: {f.reason.rstrip('.')} after a block on {f.arm}; what was measured until then is judged." if f.what == "stopped"
+             else f"{f.experiment}: {f.arm} was left out ({f.reason.rstrip('.')})." if f.what == "setting"
+             else f"{f.experiment}: {f.arm} failed once ({f.what}: {f.reason.rstrip('.')})." for f in run.failures
              if (f.experiment, f.arm) not in told]
     notes += [f"{experiment}: SGLang held the accept length by simulation, so it says nothing about the pair."
               for experiment in run.experiments if run.acceptance_simulated(experiment)]
@@ -216,9 +225,10 @@ def _accept(taken: accept.Accept) -> dict[str, Any]:
     return {name: plain(value) for name, value in vars(taken).items()}
 
 
-def _most_measured(experiments: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def _most_measured(experiments: dict[str, dict[str, dict[str, Any]]], first: str | None) -> dict[str, dict[str, Any]]:
     arms = dict.fromkeys(arm for found in experiments.values() for arm in found)
-    return {arm: max((found[arm] for found in experiments.values() if arm in found), key=lambda facts: facts["blocks"]) for arm in arms}
+    return {arm: max((found[arm] for found in experiments.values() if arm in found), key=lambda facts: (facts["experiment"] == first, facts["blocks"]))
+            for arm in arms}
 
 
 def _worst(results: Sequence[str]) -> str:

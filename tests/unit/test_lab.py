@@ -33,7 +33,7 @@ class Servers:
         monkeypatch.setattr(lab.preflight, "check", lambda *_: [])
 
     @contextmanager
-    def serve(self, chosen, arms, logfile):
+    def serve(self, chosen, arms, logfile, concurrency=0):
         self.calls.append(("start", *(arm.name for arm in arms)))
         self.profile, self.live, url = chosen, self.live + 1, f"fake {len(self.calls)}"
         self.arms[url] = arms[0]
@@ -121,7 +121,7 @@ def test_a_start_that_fails_beside_another_leaves_no_server(run, monkeypatch):
     fake = Servers(monkeypatch)
     two = at_once(run, 2)
 
-    def serve(chosen, arms, logfile):
+    def serve(chosen, arms, logfile, concurrency=0):
         if arms[0].speculates:
             raise ServerFailed("the server died while starting: why")
         return fake.serve(chosen, arms, logfile)
@@ -179,3 +179,77 @@ def test_a_trace_is_taken_around_its_requests_and_a_refusal_costs_the_trace_alon
     blocks = [r for r in run.records if isinstance(r, Block)]
     assert [b.role for b in blocks] == ["measure", "trace"] and run.verdict.arms["draft_tp"]["own-1"]["blocks"] == 1
     assert [r.value for r in run.records if isinstance(r, Finding)] == ([{"why": refused}] if refused else [])
+
+
+# ------------------------------------------------------------------ plans that depend on the log
+
+def warmup(arm: str, group: int = 0) -> Task:
+    return Task(Planned("draft_tp", "warmup", arm, None, 0, (3,), 0, group), 1, 32)
+
+
+def test_a_plan_that_depends_on_the_log_is_asked_until_it_gives_no_more_and_keeps_its_server(run, monkeypatch):
+    fake = Servers(monkeypatch)
+    whole = [task("shared"), task("own-1"), task("shared"), task("none", 1)]
+    run.measure(lambda records: whole[:1 + 2 * sum(isinstance(r, Block) for r in records)])
+    assert [b.arm for b in blocks(run)] == ["shared", "own-1", "shared", "none"] and [b.block for b in blocks(run)] == [0, 1, 2, 3]
+    # The first part asked for shared alone, whose server cannot hold own-1; what the second part started serves the third.
+    assert [call for call in fake.calls if call[0] == "start"] == [("start", "shared"), ("start", "shared", "own-1"), ("start", "none")]
+
+
+def test_a_server_that_a_resumed_run_starts_again_is_warmed_up_again_and_finished_blocks_are_not_repeated(run, monkeypatch):
+    Servers(monkeypatch)
+    planned = [warmup("shared"), warmup("own-1"), task("shared"), task("own-1"), task("shared")]
+    monkeypatch.setattr(lab.pace, "left_s", lambda *_: None)
+    run.measure(planned[:3])        # as if it had been interrupted there
+    run.measure(planned)
+    assert [(b.role, b.arm, b.start) for b in blocks(run)] == [
+        ("warmup", "shared", 0), ("warmup", "own-1", 0), ("measure", "shared", 0),
+        ("warmup", "shared", 1), ("warmup", "own-1", 1), ("measure", "own-1", 1), ("measure", "shared", 1)]
+
+
+def optional(arm: str, group: int = 0) -> Task:
+    return Task(Planned("collectives", "measure", arm, 0, 0, (0, 1), 0, group), 1, 32, optional=True)
+
+
+def test_an_optional_arm_whose_server_fails_is_left_out_with_all_that_server_was_to_hold(run, monkeypatch):
+    fake = Servers(monkeypatch)
+    serve = fake.serve
+
+    @contextmanager
+    def picky(chosen, arms, logfile, concurrency=0):
+        if arms[0].comm == "gloo-lo":
+            raise ServerFailed("the server died while starting: it cannot")
+        with serve(chosen, arms, logfile) as up:
+            yield up
+
+    monkeypatch.setattr(lab.servers, "serve", picky)
+    run.measure([optional("shared+comm=gloo-lo"), optional("own-1+comm=gloo-lo"), task("shared", 1)])
+    failures = [r for r in run.records if isinstance(r, Failure)]
+    assert [(f.arm, f.what) for f in failures] == [("shared+comm=gloo-lo", "setting"), ("own-1+comm=gloo-lo", "setting")]
+    assert "it cannot" in failures[0].reason and [b.arm for b in blocks(run)] == ["shared"]
+    run.measure([optional("shared+comm=gloo-lo"), optional("own-1+comm=gloo-lo"), task("shared", 1)])      # resumed: not tried again
+    assert len([r for r in run.records if isinstance(r, Failure)]) == 2
+
+
+def test_an_optional_arm_whose_server_hangs_at_work_is_left_out_and_its_server_ended(run, monkeypatch):
+    fake = Servers(monkeypatch)
+    send = fake.send
+
+    def hang(url, prompts, **more):
+        if fake.arms[url].comm:
+            raise ServerFailed("hung: no token for 60 s in request p0 while the server was up")
+        return send(url, prompts, **more)
+
+    monkeypatch.setattr(lab.client, "send", hang)
+    run.measure([optional("shared+comm=gloo-lo"), task("shared", 1)])
+    assert [b.arm for b in blocks(run)] == ["shared"] and fake.live == 0
+    assert [(f.what, f.reason[:4]) for f in run.records if isinstance(f, Failure)] == [("setting", "hung")]
+
+
+def test_progress_says_which_block_of_how_many_and_how_long_is_left(run, monkeypatch, caplog):
+    Servers(monkeypatch)
+    caplog.set_level("INFO", "workbench")
+    run.measure([task("shared"), task("own-1"), task("shared", 1)])
+    said = [r.getMessage() for r in caplog.records if "block" in r.getMessage()]
+    assert said[0] == "draft_tp: block 1 of 3 on shared"
+    assert said[1] == "draft_tp: block 2 of 3 on own-1, about 5 s left"

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import torch
 
@@ -11,6 +12,7 @@ from workbench.engine.counting import Counters
 from workbench.engine.hooks import SGLANG, Hook, Refused
 from workbench.engine.orders import Orders
 
+_STEERING = ("NCCL_", "GLOO_", "SGLANG_ENABLE_PCIE_IPC", "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE")
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController."
 
 
@@ -34,13 +36,24 @@ def hooks(orders: Orders, counters: Counters, control: Control, installed: list[
 
 def _rank(scheduler, orders: Orders) -> dict:
     target = placement.target_group()
-    mine = {"rank": target.rank_in_group, "target_ranks": list(target.ranks), "placements": []}
+    mine = {"rank": target.rank_in_group, "target_ranks": list(target.ranks), "placements": [], "communication": _communication(target)}
     if scheduler.draft_worker is not None:
         held = scheduler.draft_worker.drafts if orders.hot else {orders.arms[0].draft: scheduler.draft_worker._draft_worker}
         facts = {draft: _draft(worker, next(p.arm for p in orders.arms if p.draft == draft)) for draft, worker in held.items()}
         mine["placements"] = [{"arm": placed.arm, "number": placed.number, "agreement": placed.agreement, **facts[placed.draft]}
                               for placed in orders.arms]
     return mine
+
+
+def _communication(group) -> dict:
+    """What the target's group talks through (distributed/parallel_state.py:440), and the variables that steer it."""
+    def usable(communicator) -> bool:
+        return communicator is not None and not getattr(communicator, "disabled", False)
+
+    return {"environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(_STEERING)},
+            "nccl": usable(group.pynccl_comm), "custom": usable(group.ca_comm), "pcie_ipc": usable(group.pcie_ipc_comm),
+            # Off outside of graphs by itself (device_communicators/pymscclpp.py), so its presence counts.
+            "mscclpp": group.pymscclpp_comm is not None, "torch_symm_mem": usable(group.torch_symm_mem_comm)}
 
 
 def _draft(worker, arm: str) -> dict:

@@ -1,0 +1,94 @@
+"""Named settings of the communication layer: what they are made of, where they can be tried, and whether they are in force."""
+import re
+
+import pytest
+from simulated_runs import profile
+
+from workbench import communication, flags, preflight, server
+from workbench.arms import Arm
+from workbench.communication import SETTINGS, Facts
+from workbench.errors import BadInput
+
+H200 = Facts("cuda", 2, (9, 0), nvlink=True, p2p=True, environment={"NCCL_NVLS_ENABLE": "0"})
+RTX6000 = Facts("cuda", 8, (12, 0), nvlink=False, p2p=True)
+TOPOLOGY = """\
+\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\x1b[0m
+GPU0\t X \tNV18\tSYS\t0-31
+GPU1\tNV18\t X \tSYS\t0-31
+GPU2\tSYS\tSYS\t X \t32-63
+
+Legend:
+  X    = Self
+"""
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_says_what_it_does_and_changes_something(name):
+    setting = SETTINGS[name]
+    assert re.fullmatch(r"[a-z0-9-]+", name) and name == setting.name and len(setting.about) > 20
+    assert setting.environment or setting.flags
+    assert setting.flags.keys() <= (flags.known() or setting.flags.keys())       # every flag is one of the installed SGLang
+
+
+def test_names_are_part_of_an_arms_and_unknown_ones_are_refused():
+    assert Arm.parse("shared+comm=nccl-ring").comm == "nccl-ring" and Arm.parse("none+comm=gloo-lo").name == "none+comm=gloo-lo"
+    with pytest.raises(BadInput, match="unknown setting 'comm=ring'"):
+        Arm.parse("shared+comm=ring")
+
+
+def test_what_a_machine_cannot_do_is_skipped_with_the_reason():
+    tried, skipped = communication.choose(H200)
+    assert "nccl-ring" in tried and "custom-v1" in tried and not any(name.startswith("gloo") for name in (*tried, *skipped))
+    assert skipped["nccl-nvls"] == "NCCL_NVLS_ENABLE=0 turns it off on this machine"       # SGLang's flag would overwrite the variable
+    assert skipped["pcie-ipc"] == "the GPUs are linked by NVLink" and "4, 8 ranks" in skipped["mscclpp"]
+    tried, skipped = communication.choose(RTX6000)
+    assert {"pcie-ipc", "nccl-p2p-sys"} <= set(tried) and "without NVLink" in skipped["custom-v1"] and "12.0" in skipped["torch-symm-mem"]
+
+
+def test_what_is_not_known_is_tried():
+    assert {"custom-v1", "pcie-ipc"} <= set(communication.choose(Facts("cuda", 8))[0])
+
+
+def test_the_cpu_engine_has_gloo():
+    assert communication.choose(Facts("cpu", 2, interfaces=("lo", "eth0"))) == (("gloo-lo", "gloo-lo-x2"), {})
+    assert communication.choose(Facts("cpu", 2))[1]["gloo-lo"] == "there is no network interface lo"
+    assert communication.choose(Facts("cpu", 1, interfaces=("lo",)))[1]["gloo-lo"] == "one rank talks to nobody"
+    assert communication.choose(Facts("cpu", 2, interfaces=("lo",)), ("nccl-ring",))[1] == {"nccl-ring": "it is for the cuda engine"}
+
+
+def test_a_server_gets_the_settings_variables_and_flags_over_the_profiles():
+    chosen = profile("cuda", server={"environment": {"NCCL_ALGO": "tree", "OTHER": "1"}})
+    launch = server.plan(chosen, Arm.parse("shared+comm=nccl-ring"), port=1, server="s")
+    assert launch.environment["NCCL_ALGO"] == "allreduce:ring" and launch.environment["OTHER"] == "1"
+    assert "--disable-custom-all-reduce" in launch.command
+    assert "--disable-custom-all-reduce" not in server.plan(chosen, Arm.parse("shared"), port=1, server="s").command
+
+
+def test_arms_of_two_settings_are_not_held_by_one_server():
+    with pytest.raises(BadInput, match="one setting of the communication layer"):
+        server.plan(profile(), [Arm.parse("shared"), Arm.parse("shared+comm=gloo-lo")], port=1, server="s")
+
+
+def test_a_setting_that_is_not_in_force_is_a_fault():
+    def said(**communication):
+        return [{"rank": 0, "communication": {"environment": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "pcie_ipc": True}},
+                {"rank": 1, "communication": communication}]
+    wanted = {"environment": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "pcie_ipc": True}
+    assert communication.faults("pcie-ipc", said(**wanted)) == []
+    # SGLang logs that a communicator cannot be set up, and goes on by NCCL.
+    assert communication.faults("pcie-ipc", said(**{**wanted, "pcie_ipc": False})) == ["rank 1 runs without the pcie_ipc communicator under pcie-ipc"]
+    assert "rank 1 runs with SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=None" in communication.faults("pcie-ipc", said(pcie_ipc=True))[0]
+    assert communication.faults("nccl-ring", [{"rank": 0}])[0] == "rank 0 runs with NCCL_ALGO=None where nccl-ring needs allreduce:ring"
+    assert communication.faults(None, said()) == []
+
+
+def test_preflight_refuses_a_setting_of_another_machine():
+    found = [c for c in preflight.check(profile(), [Arm.parse("shared+comm=nccl-ring")]) if c.status == "refused" and "comm" in c.name]
+    assert [(c.name, c.detail) for c in found] == [("arms +comm=nccl-ring", "cannot be tried here: it is for the cuda engine")]
+
+
+def test_links_are_read_from_nvidia_smi():
+    assert communication.links(TOPOLOGY, (0, 1), "NV") is True
+    assert communication.links(TOPOLOGY, (0, 2), "NV") is False
+    assert communication.links("", (0, 1), "NV") is None and communication.links(TOPOLOGY, (0,), "NV") is None
+    assert communication.links(TOPOLOGY, (0, 7), "NV") is None

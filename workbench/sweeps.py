@@ -1,0 +1,253 @@
+"""The plans of 05_steps and 06_collectives: a search by successive halving, then the best compared afresh. Pure functions of the log."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from workbench import halving, pair_rules, schedule
+from workbench.arms import Arm
+from workbench.errors import BadInput
+from workbench.flags import number
+from workbench.halving import Logs
+from workbench.measures import tokens_per_s
+from workbench.plans import WARMUP_REQUESTS, Task, together, torn
+from workbench.profile import Profile
+from workbench.runlog import Block, Failure, Line
+from workbench.schedule import Planned
+
+STEPS, COLLECTIVES = "steps", "collectives"
+Plan = Callable[[Sequence[Line]], list[Task]]       # all tasks that the log has decided on so far, those that it holds included
+
+
+def crossing(load: int) -> str:
+    """The experiment in which 05_steps compares the best settings at so many requests at once."""
+    return f"{STEPS}_at_{load}"
+
+
+# ------------------------------------------------------------------ 05_steps
+
+@dataclass(frozen=True)
+class Field:
+    """The candidates of one server, which shares topk: {placement: arms of every step count and tree that it can draft}."""
+
+    topk: int
+    arms: Mapping[str, tuple[str, ...]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for names in self.arms.values() for name in names)
+
+
+def fields(profile: Profile) -> tuple[Field, ...]:
+    """The candidates of 05_steps, chains last. A tree that its steps cannot fill is none; the profile's own setting goes by its bare name."""
+    placements = dict.fromkeys(Arm(arm.placement, arm.group) for arm in profile.arms if arm.speculates)
+    found = []
+    for topk in sorted(profile.sweep.topks, reverse=True):
+        shapes = [(steps, tokens) for steps in profile.sweep.step_counts for tokens in ((steps + 1,) if topk == 1 else profile.sweep.tree_tokens)]
+        arms = {p.name: tuple(dict.fromkeys(_named(profile, arm) for steps, tokens in shapes
+                                            if pair_rules.tree(profile, arm := _arm(profile, p, steps, topk, tokens)).status != "refused"))
+                for p in placements}
+        if any(arms.values()):
+            found.append(Field(topk, {placement: names for placement, names in arms.items() if names}))
+    if not found:
+        raise BadInput("plan.arms", "no speculating arm can be drafted with any of sweep.step_counts, topks and tree_tokens",
+                       "name shared or own-N, or other numbers")
+    return tuple(found)
+
+
+def _arm(profile: Profile, placement: Arm, steps: int, topk: int, tokens: int) -> Arm:
+    own = profile.speculation
+    return replace(placement, steps=None if steps == own.steps else steps, topk=None if topk == own.topk else topk,
+                   draft_tokens=None if topk == 1 or (tokens == own.draft_tokens and topk == own.topk) else tokens)
+
+
+def _named(profile: Profile, arm: Arm) -> str:
+    bare = Arm(arm.placement, arm.group)
+    return (bare if profile.speculation.of(arm) == profile.speculation else arm).name
+
+
+def loads(profile: Profile) -> tuple[tuple[int, ...], dict[int, str]]:
+    """The requests at once of sweep.loads that the server takes at once, and {load: why not}."""
+    most = number(profile, "max-running-requests")
+    skipped = {load: f"the server takes {most:.0f} requests at once (max-running-requests)" for load in profile.sweep.loads
+               if most is not None and load > most}
+    return tuple(load for load in profile.sweep.loads if load not in skipped), skipped
+
+
+def steps(profile: Profile, prompts: int) -> Plan:
+    """05_steps: the best step count (and tree) of every placement, by halving in one server; then, by fresh blocks, each against the
+    profile's own setting and no speculation, at every load."""
+    return partial(_steps, profile, prompts)
+
+
+def _steps(profile: Profile, prompts: int, records: Sequence[Line]) -> list[Task]:
+    tasks: list[Task] = []
+    winners: list[str] = []
+    searched = 0
+    for group, field in enumerate(fields(profile)):
+        raced, best, used = _race(profile, prompts, records, field, group, _references(profile) if field.topk == profile.speculation.topk else ())
+        tasks, searched = tasks + raced, max(searched, used)
+        if best is None:
+            return tasks
+        winners += best
+    return tasks + _compared(profile, prompts, records, winners, group, searched)
+
+
+def _references(profile: Profile) -> tuple[str, str]:
+    """The profile's own setting, which the best are compared with, and its control."""
+    first = next(Arm(a.placement, a.group) for a in profile.arms if a.speculates)
+    return first.name, replace(first, replica=2).name
+
+
+def _race(profile: Profile, prompts: int, records: Sequence[Line], field: Field, group: int,
+          held: Sequence[str]) -> tuple[list[Task], list[str] | None, int]:
+    """The search in one server: its tasks so far, the best arm of each placement (None while it is not known), the prompts that it used.
+
+    held: arms that the server is to hold beside the candidates, for the comparison that it goes on with.
+    """
+    left, tasks, pair, pairs = dict(field.arms), [], 0, profile.sweep.search_pairs
+    size = profile.workload.requests_per_block
+    warmed = schedule.paired(STEPS, tuple(dict.fromkeys([*field.names, *held])), 1, prompts, size, _warmups(profile), profile.plan.seed)
+    tasks += [_task(profile, replace(p, start_group=group), STEPS) for p in warmed if p.role == "warmup"]
+    while any(len(names) > 1 for names in left.values()):
+        racing = [name for names in left.values() if len(names) > 1 for name in names]
+        plan = schedule.paired(STEPS, racing, pairs, prompts, size, _warmups(profile), profile.plan.seed, first_pair=pair, leave=pair * size)
+        tasks += [_task(profile, replace(p, start_group=group, role="search"), STEPS) for p in plan if p.role == "measure"]
+        pair, pairs = pair + pairs, 2 * pairs
+        logs = speeds(records, STEPS, racing, pair)
+        if logs is None:
+            return tasks, None, pair * size
+        left = {place: _half(names, logs) for place, names in left.items()}
+    return tasks, [names[0] for names in left.values()], pair * size
+
+
+def _half(names: tuple[str, ...], logs: Logs) -> tuple[str, ...]:
+    """Those that go on, in the order in which they are named: who is ahead says nothing about when to be measured."""
+    kept = names if len(names) == 1 else halving.better_half({name: logs[name] for name in names})
+    return tuple(name for name in names if name in kept)
+
+
+def speeds(records: Sequence[Line], experiment: str, arms: Iterable[str], pairs: int) -> Logs | None:
+    """Logs of each arm's tokens/s in the search by (start, pair); None while one of its pairs is not measured. Where an interruption left no
+    pair with all arms in one start, by pair alone."""
+    found: dict[str, dict] = {name: {} for name in arms}
+    for b in records:
+        if isinstance(b, Block) and (b.experiment, b.role) == (experiment, "search") and b.arm in found and b.pair < pairs and (speed := tokens_per_s([b])):
+            found[b.arm][b.start, b.pair] = math.log(speed)
+    if any({pair for _, pair in units} < set(range(pairs)) for units in found.values()):
+        return None
+    whole = set.intersection(*map(set, found.values()))
+    return found if whole else {name: {pair: log for (_, pair), log in units.items()} for name, units in found.items()}
+
+
+def _compared(profile: Profile, prompts: int, records: Sequence[Line], winners: Sequence[str], group: int, leave: int) -> list[Task]:
+    """The best settings against the profile's own and against none, at every load: one server of the last race goes on as the first.
+
+    Where one start holds all that is compared, pairs that an interruption tore apart are made up for at the end.
+    """
+    reference, control = _references(profile)
+    arms = [Arm.parse(name) for name in dict.fromkeys([reference, *winners, control])]
+    sides = [[arm.name for arm in served] for served in together(profile, arms)]
+    begin = next(place for place, side in enumerate(sides) if winners[-1] in side)
+    sides += [["none"]] if profile.sweep.against_none and "none" in profile.plan.arms else []
+    starts = profile.plan.starts if len(sides) > 1 else 1
+    each = max(profile.plan.blocks_per_start, math.ceil(profile.plan.pairs / starts))
+    found: list[Task] = []
+    for load in loads(profile)[0]:
+        size, more = max(profile.workload.requests_per_block, load), torn(records, crossing(load)) if starts == 1 else 0
+        plan = schedule.by_starts(crossing(load), sides, starts, each + more, prompts, size, _warmups(profile), profile.plan.seed, leave=leave,
+                                  begin=begin)
+        found += [_task(profile, replace(p, start_group=group + p.start_group), STEPS, load) for p in plan]
+    return sorted(found, key=lambda task: task.planned.start_group)     # stable: load by load within a start
+
+
+def _warmups(profile: Profile) -> int:
+    """Prompts to warm up with, the same at every load: as many as are ever sent at once."""
+    return max(WARMUP_REQUESTS, profile.workload.concurrency, *loads(profile)[0])
+
+
+# ------------------------------------------------------------------ 06_collectives
+
+def settings_arms(profile: Profile) -> tuple[str, ...]:
+    """The arms that every setting of the communication layer is tried with: the profile's, else shared and the first own-N of the plan."""
+    if profile.sweep.settings_arms:
+        return profile.sweep.settings_arms
+    arms = [arm for arm in profile.arms if arm == Arm(arm.placement, arm.group) and arm.speculates]
+    first = {arm.placement: arm.name for arm in reversed(arms)}
+    if not first:
+        raise BadInput("plan.arms", "no speculating arm is in it", "name shared or own-N")
+    return tuple(first[placement] for placement in ("shared", "own") if placement in first)
+
+
+def collectives(profile: Profile, prompts: int, settings: Sequence[str]) -> Plan:
+    """06_collectives: the best of the named settings, by halving over rounds of server starts; then, by fresh starts, that against none.
+
+    A setting is a server's own, so the start is the unit. A setting whose server does not start is left out, as the log says.
+    """
+    return partial(_collectives, profile, prompts, tuple(settings))
+
+
+def _collectives(profile: Profile, prompts: int, settings: tuple[str, ...], records: Sequence[Line]) -> list[Task]:
+    tasks: list[Task] = []
+    plain, left, turn, group = settings_arms(profile), settings, 0, 0
+    while len(left) > 1:
+        tasks += [_searching(task, turn, group, profile.plan.blocks_per_start)
+                  for task in _starts(profile, prompts, [_with(plain, name) for name in left], 1, turn)]
+        turn, group = turn + 1, group + len(left)
+        logs = {name: round_speeds(records, _with(plain, name), turn, profile.plan.blocks_per_start) for name in left}
+        # A setting that failed is out from the round on that it has no figures of: what was decided before stays decided.
+        logs = {name: rounds for name, rounds in logs.items() if rounds is not None or name not in failed(records)}
+        if None in logs.values():
+            return tasks
+        left = tuple(name for name in left if name in halving.better_half(logs)) if logs else ()
+    sides = [schedule.with_control(plain, plain[0]), *(_with(plain, name) for name in left)]
+    return tasks + [_in_group(task, group + task.planned.start_group) for task in _starts(profile, prompts, sides, profile.plan.starts, turn)] \
+        if left else tasks
+
+
+def _starts(profile: Profile, prompts: int, sides: Sequence[Sequence[str]], starts: int, turn: int) -> list[Task]:
+    plan = schedule.by_starts(COLLECTIVES, sides, starts, profile.plan.blocks_per_start, prompts, profile.workload.requests_per_block,
+                              _warmups(profile), profile.plan.seed + turn)
+    return [_task(profile, p, COLLECTIVES) for p in plan]
+
+
+def _searching(task: Task, turn: int, group: int, each: int) -> Task:
+    """A task of one round of starts, as a part of the search."""
+    p = task.planned
+    measured = {} if p.role == "warmup" else {"role": "search", "pair": p.pair + turn * each}
+    return replace(task, planned=replace(p, start_group=group + p.start_group, **measured))
+
+
+def _in_group(task: Task, group: int) -> Task:
+    return replace(task, planned=replace(task.planned, start_group=group))
+
+
+def _with(arms: Iterable[str], setting: str) -> tuple[str, ...]:
+    return tuple(replace(Arm.parse(name), comm=setting).name for name in arms)
+
+
+def failed(records: Sequence[Line]) -> dict[str, str]:
+    """{setting: why its server did not start}."""
+    found = {}
+    for r in records:
+        if isinstance(r, Failure) and r.what == "setting" and (comm := Arm.parse(r.arm).comm):
+            found.setdefault(comm, r.reason)
+    return found
+
+
+def round_speeds(records: Sequence[Line], arms: Sequence[str], rounds: int, each: int) -> dict[int, float] | None:
+    """The log of tokens/s in each of the search's first rounds of starts, over the arms of one setting and their ``each`` blocks a start; None
+    while one is not measured."""
+    logs = {(b.arm, b.pair): math.log(speed) for b in records
+            if isinstance(b, Block) and (b.experiment, b.role) == (COLLECTIVES, "search") and b.arm in arms and b.pair < rounds * each
+            and (speed := tokens_per_s([b]))}
+    if len(logs) < rounds * each * len(arms):
+        return None
+    return {turn: sum(log for (_, pair), log in logs.items() if pair // each == turn) / (each * len(arms)) for turn in range(rounds)}
+
+
+def _task(profile: Profile, planned: Planned, family: str, load: int | None = None) -> Task:
+    return Task(planned, load or profile.workload.concurrency, profile.workload.max_new_tokens, family, bool(Arm.parse(planned.arm).comm))
+
