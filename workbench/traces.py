@@ -12,6 +12,7 @@ from workbench import trace
 from workbench.errors import WorkbenchError
 from workbench.lab import TRACES, Lab
 from workbench.runlog import Finding
+from workbench.tables import number
 
 _NAME = "trace "        # of the findings: "trace ARM"
 
@@ -63,11 +64,12 @@ def bars(found: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "stage", "what", "time (ms/cycle)"])
 
 
-def answer(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which rival explanation each arm's trace supports, or why it has none."""
+def answer(found: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]) -> str:
+    """Which rival explanation each arm's trace supports, beside the cycle without the profiler, or why it has no trace."""
     said = []
     for arm, entry in found.items():
-        own = parts(entry)
+        own, cycle = parts(entry), number(((verdict.get("arms") or {}).get(arm) or {}).get("cycle_ms"))
         where = " On a CPU, whose operators stand for kernels:" if entry.get("cpu") else ""
-        said.append(f"{arm}:{where} {trace.sentence(own)}" if own else f"{arm}: no trace ({entry.get('why', 'unknown')}).")
+        beside = f" Without the profiler a cycle takes {cycle:.3g} ms." if cycle > 0 else ""
+        said.append(f"{arm}:{where} {trace.sentence(own)}{beside}" if own else f"{arm}: no trace ({entry.get('why', 'unknown')}).")
     return "\n".join(said) or "No cycle was profiled: add -p traces=true."

@@ -328,7 +328,7 @@ def test_every_recording_is_predicted_from_its_own_machine(tmp_path, run):
 # ------------------------------------------------------------------ profiled cycles
 
 def test_traces_in_the_runs_folder_are_decomposed_by_arm_and_kept_in_the_log(run):
-    assert traces.decompositions(run) == {} and traces.answer({}).startswith("No cycle was profiled")
+    assert traces.decompositions(run) == {} and traces.answer({}, {}).startswith("No cycle was profiled")
     folder = run.folder / "traces" / "shared"
     folder.mkdir(parents=True)
     for rank in (0, 1):
@@ -336,7 +336,8 @@ def test_traces_in_the_runs_folder_are_decomposed_by_arm_and_kept_in_the_log(run
     found = traces.decompositions(run)
     assert traces.parts(found["shared"])["draft"].seconds["collective"] == pytest.approx(20 * 120e-6)
     assert traces.table(found)["arm"].unique().tolist() == ["shared"]
-    assert traces.answer(found).startswith("shared: A cycle of")
+    said = traces.answer(found, run.verdict.to_json())
+    assert said.startswith("shared: A cycle of") and said.endswith("Without the profiler a cycle takes 25 ms.")
     bars = traces.bars(found)
     total = traces.table(found).set_index("stage")["total (ms/cycle)"]
     assert bars.groupby("stage")["time (ms/cycle)"].sum()["draft"] == pytest.approx(total["draft"])
@@ -352,4 +353,4 @@ def test_a_trace_that_cannot_be_read_is_said_so(run):
     (folder / "TP-0.trace.json").write_text('{"traceEvents": [')
     found = traces.decompositions(run)
     assert "damaged or cut off" in found["own-1"]["why"] and traces.table(found).empty
-    assert traces.answer(found).startswith("own-1: no trace (trace: TP-0.trace.json is damaged or cut off")
+    assert traces.answer(found, {}).startswith("own-1: no trace (trace: TP-0.trace.json is damaged or cut off")
