@@ -10,17 +10,20 @@ from workbench.profile import Speculation
 from workbench.runlog import Request
 
 
-def faults(arm: Arm, attestation: Sequence[Mapping], tp: int, agreement: str, draft: Path | None = None) -> list[str]:
+def faults(arm: Arm, attestation: Sequence[Mapping], tp: int, agreement: str, draft: Path | None = None, nodes: int = 1) -> list[str]:
     """Why the arm is not attested, one sentence each; empty when it is in force on every rank.
 
     attestation: one entry a rank (workbench/engine/attest.py). draft: the draft's folder, whose config gives the expected shapes.
+    nodes: over how many the ranks are spread, consecutive ones on each.
     """
     ranks = sorted(entry.get("rank", -1) for entry in attestation)
     if ranks != list(range(tp)):
         return [f"attested by ranks {ranks} of {tp}"]
     found = []
     for entry in attestation:
-        where = f"rank {entry['rank']}"
+        where, node = f"rank {entry['rank']}", entry["rank"] // (tp // nodes)
+        if entry.get("node", 0) != node:
+            found.append(f"{where} is on node {entry.get('node', 0)} where {node} was ordered")
         if entry.get("omitted") or entry.get("corrupt_rank") is not None or entry.get("refusing_rank") is not None:
             found.append(f"{where} runs with a planted fault")
         placements = {p["arm"]: p for p in entry.get("placements", ())}

@@ -17,6 +17,7 @@ from workbench.profile import Profile
 OWNED = {
     "model-path": "pair.target", "model": "pair.target",
     "speculative-draft-model-path": "pair.draft", "speculative-draft-model": "pair.draft",
+    **dict.fromkeys(("nnodes", "node-rank", "dist-init-addr"), "nodes"),
     "tp": "tp", "tp-size": "tp", "tensor-parallel-size": "tp", "speculative-algorithm": "speculation.algorithm",
     "speculative-num-steps": "speculation.steps", "speculative-eagle-topk": "speculation.topk",
     "speculative-num-draft-tokens": "speculation.draft_tokens", "trust-remote-code": "server.trust_remote_code", "device": "engine",
@@ -43,7 +44,6 @@ EXCLUDED = {
     **dict.fromkeys(("enable-hierarchical-cache", "enable-hicache", "enable-hisparse", "enable-lmcache", "enable-flexkv"),
                     (_OFF, "a hierarchical cache, which moves KV of the shared allocator without the draft's pool")),
     "enable-unified-memory": (_OFF, "the unified memory pool, which places the draft's KV by the target's layout"),
-    "nnodes": ((1,), "more than one node, which a profile does not name"),
     "config": (_OFF, "a second file of flags that this check does not see"),
 }
 _ENVIRONMENT = {

@@ -359,10 +359,10 @@ class _Bench:
         return self.lab.folder / "logs" / f"{number:03d}-{arms[0].name}{'-and-others' if arms[1:] else ''}.log"
 
     def _keep(self, key: tuple, number: int, server: Server, experiment: str) -> None:
-        names, (command, environment) = tuple(arm.name for arm in server.arms), servers.describe(server.launch)
+        names = tuple(arm.name for arm in server.arms)
         self.up[key] = number, server
-        self.file.append(Start(start=number, experiment=experiment, arms=names, time=_now(), seconds=server.seconds, command=command,
-                               environment=environment, server=server.launch.server, attestation=server.attestation))
+        self.file.append(Start(start=number, experiment=experiment, arms=names, time=_now(), seconds=server.seconds,
+                               server=server.launch.server, attestation=server.attestation, **servers.describe(server.launch)))
         if server.unattested:
             log.warning("%s: not attested: %s", ", ".join(names), "; ".join(server.unattested))
         log.info("%s: up after %.0f s", ", ".join(names), server.seconds)

@@ -7,6 +7,7 @@ from workbench.arms import Arm
 from workbench.checks import Check, passed, refused, warned
 from workbench.flags import flag, number
 from workbench.memory import serving_dtype
+from workbench.nodes import ranks_a_node
 from workbench.pair import ModelShape, canonical
 from workbench.profile import Profile
 from workbench.tensors import EAGLE3_DRAFTS, LLAMA_DRAFT, MLA_DRAFT, aux_count, head_rows, implied, keeps_embedding, takes_head
@@ -221,12 +222,16 @@ def _dense(shape: ModelShape) -> bool:
 
 
 def group(profile: Profile, arm: Arm) -> Check:
-    """own-N: N consecutive ranks are a group, so N divides the target's TP."""
+    """own-N: N consecutive ranks of one node are a group, so N divides the target's TP and the ranks of a node."""
     if arm.placement != "own":
         return passed(f"plan.arms {arm.name}", f"the draft on the target's {profile.tp} ranks")
-    divisors = [n for n in range(1, profile.tp) if profile.tp % n == 0] or [1]
+    each = ranks_a_node(profile)
+    divisors = [n for n in range(1, profile.tp) if profile.tp % n == 0 and each % n == 0] or [1]
     if profile.tp % arm.group:
         return refused(f"plan.arms {arm.name}", f"{arm.group} does not divide TP {profile.tp}",
+                       f"use {' or '.join(f'own-{n}' for n in divisors)}")
+    if each % arm.group:
+        return refused(f"plan.arms {arm.name}", f"is a group of {arm.group} that would straddle nodes of {each} rank{'s' * (each > 1)}",
                        f"use {' or '.join(f'own-{n}' for n in divisors)}")
     if arm.group == profile.tp:
         return warned(f"plan.arms {arm.name}", f"is the target's whole group of {profile.tp}, as in shared, with a communicator of its own",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from workbench import communication, memory, pair_rules, plans
+from workbench import communication, memory, nodes, pair_rules, plans
 from workbench import flags as server_flags
 from workbench.arms import Arm
 from workbench.checks import Check, passed, refused, warned
@@ -51,6 +51,7 @@ def _findings(profile: Profile, arms: tuple[Arm, ...], free_bytes, so_far: list[
     yield from _tried(lambda: versions(profile))
     yield from _tried(lambda: server_flags.check(profile))
     yield from _tried(lambda: port(profile))
+    yield from _tried(lambda: nodes.check(profile))
     for arm in arms:
         if arm.speculates:
             yield from _tried(lambda: [pair_rules.group(profile, arm), pair_rules.tree(profile, arm)])
@@ -239,17 +240,18 @@ def gpus(visible: str | None = None) -> list[int]:
 
 
 def _free(profile: Profile, given: int | Sequence[int] | None) -> tuple[list[int], list[Check]]:
+    needed = profile.tp if profile.engine == "cpu" else nodes.ranks_a_node(profile)         # of other machines nothing is known here
     if given is not None:
         free = [given] * profile.tp if isinstance(given, int) else list(given)
     elif profile.engine == "cuda":
         free = gpus(profile.server.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")))
     else:
         free = [psutil.virtual_memory().available // profile.tp] * profile.tp
-    if len(free) < profile.tp:
-        return [], [refused("tp", f"is {profile.tp}, but {len(free) or 'no'} GPU{'s are' if len(free) != 1 else ' is'} visible",
+    if len(free) < needed:
+        return [], [refused("tp", f"is {profile.tp}{f', {needed} on this node' if needed < profile.tp else ''}, but {len(free) or 'no'} GPU{'s are' if len(free) != 1 else ' is'} visible",
                             "lower it, use a machine with more GPUs or a profile of the CPU engine")]
-    least = min(free[:profile.tp])
-    return free, [passed("engine", f"{profile.engine}: {profile.tp} devices with at least {memory.gib(least)} free each")]
+    least = min(free[:needed])
+    return free, [passed("engine", f"{profile.engine}: {needed} devices {'of this node ' if needed < profile.tp else ''}with at least {memory.gib(least)} free each")]
 
 
 def equal_pools(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) -> Iterator[Check]:

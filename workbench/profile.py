@@ -173,12 +173,26 @@ class Sweep(Section):
         return names
 
 
+class Node(Section):
+    """One machine of a server that spreads over several. address: of the first one, as the others reach it.
+
+    reach: the command that runs a shell command on this node, e.g. ``[ssh, gpu2]``; empty for the machine that the workbench runs on.
+    """
+
+    name: str = Field(min_length=1)
+    address: str = "127.0.0.1"
+    reach: tuple[str, ...] = ()
+
+
 class Profile(Section):
+    """nodes: the machines of one server, tp / nodes consecutive ranks on each; a number stands for as many on this machine's loopback."""
+
     name: str
     engine: Literal["cpu", "cuda"]
     about: str = ""
     pair: Pair
     tp: int = Field(2, ge=1)
+    nodes: tuple[Node, ...] = (Node(name="node-0"),)
     speculation: Speculation = Speculation()
     server: Server = Server()
     workload: Workload
@@ -189,6 +203,15 @@ class Profile(Section):
     def acceptance_simulated(self) -> bool:
         """Whether SGLang is told to hold the accept length (SGLANG_SIMULATE_ACC_LEN): tokens and accept rates then say nothing."""
         return float(self.server.environment.get(SIMULATED_ACCEPTANCE) or -1) > 0
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _counted(cls, given: Any) -> Any:
+        if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= 64:
+            return tuple(Node(name=f"node-{number}") for number in range(given))
+        if isinstance(given, (list, tuple)) and given:
+            return given
+        raise ValueError("give a number from 1 to 64 or a list of nodes")
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -244,7 +267,7 @@ def parameters() -> dict[str, str]:
     """Every name that ``-p`` takes: the dotted path, and its last part where that names one field only."""
     paths = [f"{section}.{field}" for section, info in Profile.model_fields.items()
              if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
-             for field in info.annotation.model_fields] + ["tp"]
+             for field in info.annotation.model_fields] + ["tp", "nodes"]
     last = [p.rsplit(".", 1)[-1] for p in paths]
     return {p: p for p in paths} | {n: p for n, p in zip(last, paths) if last.count(n) == 1}
 

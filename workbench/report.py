@@ -90,10 +90,15 @@ def conditions(records: Sequence[Line], profile: Mapping[str, Any]) -> list[tupl
     prompts = ", ".join(sorted({b.prompts_from for b in blocks})) or tables.UNKNOWN
     return [
         ("target", str(pair.get("target", tables.UNKNOWN))), ("draft", str(pair.get("draft", tables.UNKNOWN))),
-        ("target TP", f"{tables.decimal(profile.get('tp'))} ranks"), ("drafting", tables.drafting(None, profile)),
+        ("target TP", f"{tables.decimal(profile.get('tp'))} ranks{_spread(profile)}"), ("drafting", tables.drafting(None, profile)),
         ("requests at once", load), ("requests a block", tables.decimal(work.get("requests_per_block"))),
         ("new tokens a request", f"at most {tables.decimal(work.get('max_new_tokens'))}"), ("prompts", prompts),
         ("blocks measured", f"{len(blocks)} in {len({b.start for b in blocks})} server starts"), ("seed", tables.decimal(plan.get("seed")))]
+
+
+def _spread(profile: Mapping[str, Any]) -> str:
+    names = [str(node.get("name")) for node in profile.get("nodes") or ()]
+    return f" on {len(names)} nodes ({', '.join(names)})" if len(names) > 1 else ""
 
 
 def costs(comparisons: pd.DataFrame, profile: Mapping[str, Any]) -> list[str]:
@@ -138,8 +143,10 @@ def commands(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Ma
         found.insert(0, ("The command that measured this run", own if isinstance(own, str) else shlex.join(map(str, own))))
     servers: dict[str, list[str]] = {}
     for start in tables.starts(records):
-        environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in start.environment.items())
-        servers.setdefault(f"{environment} {shlex.join(start.command)}".strip(), []).append(f"{', '.join(start.arms)} ({start.experiment})")
+        about = f"{', '.join(start.arms)} ({start.experiment})"
+        for part, where in ((start, ""), *((part, f", its part on {part.name}") for part in start.further)):
+            environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in part.environment.items())
+            servers.setdefault(f"{environment} {shlex.join(part.command)}".strip(), []).append(about + where)
     return found + [(f"Server of {'; '.join(served)}", command) for command, served in servers.items()]
 
 

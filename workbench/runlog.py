@@ -43,10 +43,19 @@ class Request(Record):
     output_ids: tuple[int, ...] = ()
 
 
+class NodeStart(Record):
+    """How a further node's part of a server was started."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+
+
 class Start(Record):
     """A server came up. attestation: one entry a rank, what is in force there (workbench/engine/attest.py).
 
     arms: every arm this server can serve (one, unless it holds several); seconds: from launch to the first token.
+    command, environment: of the first node's part, which is the whole where there is one; further: those of the others.
     """
 
     kind: Literal["start"] = "start"
@@ -59,6 +68,7 @@ class Start(Record):
     environment: dict[str, str]
     server: str
     attestation: tuple[dict[str, Any], ...]
+    further: tuple[NodeStart, ...] = ()
 
 
 class Block(Record):

@@ -9,20 +9,21 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench import attestation, client, communication, logs, plans
+from workbench import attestation, client, communication, logs, nodes, plans
 from workbench.arms import Arm
 from workbench.engine.cpu.paths import python_path
 from workbench.engine.orders import VARIABLE, Orders, Placement
 from workbench.errors import BadInput, ServerFailed
 from workbench.flags import flag
 from workbench.flags import flags as own_flags
-from workbench.profile import ROOT, Profile
+from workbench.profile import ROOT, Node, Profile
+from workbench.runlog import NodeStart
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +36,30 @@ CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OM
 
 
 @dataclass(frozen=True)
+class Part:
+    """One node's part of a server: its command, and the environment it needs beyond the starter's own."""
+
+    node: Node
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Launch:
-    """How one server is started: command, and the environment it needs beyond the starter's own."""
+    """How one server is started: a part on each of its nodes, the one that answers on ``port`` first."""
 
     server: str
     port: int
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
+    parts: tuple[Part, ...]
     orders: Orders
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return self.parts[0].command
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self.parts[0].environment
 
 
 @dataclass(frozen=True)
@@ -77,11 +94,11 @@ def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str,
                        "serve them one by one")
     comm = communication.SETTINGS.get(arms[0].comm or "")
     held = {arm: profile.speculation.of(arm) for arm in arms if arm.speculates}
-    flags: dict[str, Any] = {"model-path": profile.pair.target, "host": "127.0.0.1", "port": port, "tp": profile.tp}
+    flags: dict[str, Any] = {"model-path": profile.pair.target, "host": "127.0.0.1", "tp": profile.tp}
     # Of CUDA graphs only the batch sizes that the workload reaches: SGLang captures more at every start (model_executor/cuda_graph_config.py).
     flags |= CPU_FLAGS if profile.engine == "cpu" else {"cuda-graph-max-bs-decode": max(concurrency, profile.workload.concurrency,
                                                                                          *plans.PARITY_CONCURRENCY)}
-    flags |= own_flags(profile) | dict(comm.flags if comm else {}) | {"port": port}
+    flags |= own_flags(profile) | dict(comm.flags if comm else {})
     if profile.server.trust_remote_code:
         flags["trust-remote-code"] = True
     if held:
@@ -93,18 +110,28 @@ def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str,
     placements = tuple(Placement(arm.name, arm.group, arm.replica or 1, s.steps, s.draft_tokens, s.agreement, s.timing)
                        for arm, s in held.items())
     given = Orders(server=server, arms=placements, cpu=profile.engine == "cpu", **orders)
-    environment = {"SGLANG_PLUGINS": "draft_tp", VARIABLE: given.to_json(), "HF_HUB_OFFLINE": "1"}
-    if profile.engine == "cpu":
-        cores = sorted(os.sched_getaffinity(0))
-        environment |= CPU_ENVIRONMENT | {
-            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(profile.tp)),
-            "PYTHONPATH": os.pathsep.join([*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    environment |= {**profile.server.environment, **(comm.environment if comm else {})}
-    command = [sys.executable, "-m", "sglang.launch_server"]
+    environment = {"SGLANG_PLUGINS": "draft_tp", VARIABLE: given.to_json(), "HF_HUB_OFFLINE": "1", **nodes.environment(profile)}
+    asked, meeting = {**profile.server.environment, **(comm.environment if comm else {})}, free_port() if len(profile.nodes) > 1 else 0
+    return Launch(server, port, tuple(
+        Part(node, _command(flags | nodes.flags(profile, number, meeting) | {"port": free_port() if number else port}),
+             environment | (_cpu_environment(profile, number) if profile.engine == "cpu" else {}) | asked)
+        for number, node in enumerate(profile.nodes)), given)
+
+
+def _command(flags: Mapping[str, Any]) -> tuple[str, ...]:
+    words = [sys.executable, "-m", "sglang.launch_server"]
     for name, value in flags.items():
         if value is not False:
-            command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return Launch(server, port, tuple(command), environment, given)
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return tuple(words)
+
+
+def _cpu_environment(profile: Profile, node: int) -> dict[str, str]:
+    # A field for each rank of a node, which SGLang counts by itself on every node (distributed/bootstrap.py:85).
+    cores, each = sorted(os.sched_getaffinity(0)), nodes.ranks_a_node(profile)
+    return CPU_ENVIRONMENT | {
+        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(node * each, (node + 1) * each)),
+        "PYTHONPATH": os.pathsep.join([*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def free_port() -> int:
@@ -115,51 +142,64 @@ def free_port() -> int:
 
 @contextmanager
 def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, concurrency: int = 0, **orders: Any) -> Iterator[Server]:
-    """Own a server of one or several arms: started, ready, attested; whatever happens inside, all of its processes end.
+    """Own a server of one or several arms: started on all of its nodes, ready, attested; whatever happens inside, all of its processes end.
 
-    Raises: BadInput for arms that one server cannot hold; ServerFailed when it dies, is not ready within the profile's deadline, or somebody else answers on its port. The message
-        carries the log's first failure.
+    logfile: of the first node; a further one's lies beside it under its name.
+    Raises: BadInput for arms that one server cannot hold; ServerFailed when it dies, is not ready within the profile's deadline, or
+        somebody else answers on its port. The message carries the log's first failure.
     """
     arms = (arms,) if isinstance(arms, Arm) else tuple(arms)
     launch = plan(profile, arms, port=int(flag(profile, "port", 0)) or free_port(), server=uuid.uuid4().hex[:12],
                   concurrency=concurrency, **orders)
     logfile.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    keeper = subprocess.Popen(
-        [sys.executable, "-m", "workbench.keeper", launch.server, str(logfile), *launch.command],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True, cwd=ROOT,
-        env={**os.environ, **launch.environment})
+    keepers: dict[Path, subprocess.Popen] = {}
     try:
-        _wait_ready(launch, keeper, logfile, profile.server.ready_within_s)
+        for number, part in enumerate(launch.parts):
+            log_ = logfile.with_name(f"{logfile.stem}-{part.node.name}.log") if number else logfile
+            keepers[log_] = _keep(launch.server, part, log_)
+        _wait_ready(launch, keepers, profile.server.ready_within_s)
         said = client.server_info(_url(launch))["draft_tp"]
         if said.get("server") != launch.server:
             raise ServerFailed(f"another server answered on port {launch.port}: stop it, or free the port")
         unattested = [fault for arm in arms for fault in attestation.faults(
-            arm, said["attestation"], profile.tp, profile.speculation.of(arm).agreement, profile.pair.draft if arm.speculates else None)]
+            arm, said["attestation"], profile.tp, profile.speculation.of(arm).agreement, profile.pair.draft if arm.speculates else None,
+            len(profile.nodes))]
         unattested += communication.faults(arms[0].comm, said["attestation"])
         yield Server(launch, arms, time.monotonic() - begun, logfile, tuple(said["attestation"]), tuple(dict.fromkeys(unattested)))
     finally:
-        _release(keeper, launch)
+        _release(list(keepers.values()), launch)
 
 
-def describe(launch: Launch) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Command and environment for the run log, without this machine's folders."""
+def _keep(server: str, part: Part, logfile: Path) -> subprocess.Popen:
+    command, environment = nodes.keeper(part.node, part.environment, (server, str(logfile.resolve()), *part.command))
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                            start_new_session=True, cwd=ROOT, env={**os.environ, **environment})
+
+
+def describe(launch: Launch) -> dict[str, Any]:
+    """What a Start says of a launch: {"command", "environment", "further"}, without this machine's folders."""
     def public(text: str) -> str:
         return logs.clean(str(text).replace(sys.executable, "python").replace(str(ROOT), "."))
 
-    return tuple(map(public, launch.command)), {key: logs.HIDDEN if logs.is_secret(key) else public(value) for key, value in launch.environment.items()}
+    def described(part: Part) -> dict[str, Any]:
+        return {"command": tuple(map(public, part.command)),
+                "environment": {key: logs.HIDDEN if logs.is_secret(key) else public(value) for key, value in part.environment.items()}}
+
+    first, *others = launch.parts
+    return described(first) | {"further": tuple(NodeStart(name=part.node.name, **described(part)) for part in others)}
 
 
 def _url(launch: Launch) -> str:
     return f"http://127.0.0.1:{launch.port}"
 
 
-def _wait_ready(launch: Launch, keeper: subprocess.Popen, logfile: Path, deadline_s: float) -> None:
+def _wait_ready(launch: Launch, keepers: Mapping[Path, subprocess.Popen], deadline_s: float) -> None:
     """Until a real completion came back: /health can be green while the first use of a communicator deadlocks (field report F26)."""
-    end = time.monotonic() + deadline_s
+    end, logfile = time.monotonic() + deadline_s, next(iter(keepers))
     while time.monotonic() < end:
-        if keeper.poll() is not None:
-            raise ServerFailed(f"the server died while starting: {logs.first_failure(logfile) or _last(logfile)}")
+        if dead := [kept for kept, keeper in keepers.items() if keeper.poll() is not None]:
+            raise ServerFailed(f"the server died while starting: {_first_failure(keepers) or _last(dead[0])}")
         try:
             with socket.create_connection(("127.0.0.1", launch.port), timeout=1):
                 pass
@@ -174,21 +214,31 @@ def _wait_ready(launch: Launch, keeper: subprocess.Popen, logfile: Path, deadlin
         if answer[0].error is None:
             return
         time.sleep(0.5)
-    raise ServerFailed(f"the server was not ready within {deadline_s:g} s: {logs.first_failure(logfile) or _last(logfile)} "
+    raise ServerFailed(f"the server was not ready within {deadline_s:g} s: {_first_failure(keepers) or _last(logfile)} "
                        "(raise server.ready_within_s if it was still loading)")
+
+
+def _first_failure(logfiles: Iterable[Path]) -> str | None:
+    return next(filter(None, map(logs.first_failure, logfiles)), None)
 
 
 def _last(logfile: Path) -> str:
     return "its last lines were\n" + "\n".join(logs.tail(logfile, 8))
 
 
-def _release(keeper: subprocess.Popen, launch: Launch) -> None:
-    try:
-        said, _ = keeper.communicate(timeout=60)       # closes the pipe, which is the order to end the server
-    except subprocess.TimeoutExpired:
-        keeper.kill()
-        raise ServerFailed(f"the processes of server {launch.server} did not end within 60 s") from None
-    left = json.loads(said.splitlines()[-1])["left"] if said.strip() else []
+def _release(keepers: Sequence[subprocess.Popen], launch: Launch) -> None:
+    for keeper in keepers:              # all at once: a node's ranks wait for those of the others
+        with suppress(OSError):
+            keeper.stdin.close()        # the order to end the server
+        keeper.stdin = None
+    left = []
+    for keeper in keepers:
+        try:
+            said, _ = keeper.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            keeper.kill()
+            raise ServerFailed(f"the processes of server {launch.server} did not end within 60 s") from None
+        left += json.loads(said.splitlines()[-1])["left"] if said.strip() else []
     if left:
         raise ServerFailed(f"processes {left} of server {launch.server} could not be ended: end them by hand")
 

@@ -88,7 +88,7 @@ def test_every_draft_pool_is_in_the_kv_budget_at_its_own_head_count(hot, tiny):
     target = priced * layers // (layers + 1)          # SGLang prices the draft's one layer like one of the target's
     held = {(tuple(p["group_ranks"]), p["number"]): p for p in hot.attestation[0]["placements"]}
     assert len(held) == 3                             # shared, shared#2 and own-1: arms of other steps share their draft's pool
-    assert real == target + sum(p["kv_bytes"] // p["kv_pool_shape"][0] for p in held.values())
+    assert real == target + sum(p["memory"]["kv"] // p["memory"]["rows"] for p in held.values())
 
 
 def test_two_hundred_switches_leave_memory_flat(hot, heldout, decoded):

@@ -26,7 +26,7 @@ class Servers:
         self.changes = {"said": said or {}, "counts": counts or {}}
         self.rounds, self.arms, self.live = 0, {}, 0
         monkeypatch.setattr(lab.servers, "serve", self.serve)
-        monkeypatch.setattr(lab.servers, "describe", lambda launch: (("fake",), {}))
+        monkeypatch.setattr(lab.servers, "describe", lambda launch: {"command": ("fake",), "environment": {}})
         monkeypatch.setattr(lab.client, "send", self.send)
         monkeypatch.setattr(lab.client, "switch", self.switch)
         monkeypatch.setattr(lab.client, "server_info", lambda url: {"draft_tp": self.account(url)})

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from workbench.engine import placement
+from workbench.engine import held, placement
 from workbench.engine.control import Control
 from workbench.engine.counting import Counters
 from workbench.engine.hooks import SGLANG, Hook, Refused
@@ -35,11 +35,15 @@ def hooks(orders: Orders, counters: Counters, control: Control, installed: list[
 
 
 def _rank(scheduler, orders: Orders) -> dict:
+    from sglang.srt.runtime_context import get_server_args
+
     target = placement.target_group()
-    mine = {"rank": target.rank_in_group, "target_ranks": list(target.ranks), "placements": [], "communication": _communication(target)}
+    mine = {"rank": target.rank_in_group, "node": get_server_args().node_rank, "target_ranks": list(target.ranks), "placements": [],
+            "memory": held.target(scheduler.tp_worker.model_runner) | {"device": held.device()}, "communication": _communication(target)}
     if scheduler.draft_worker is not None:
-        held = scheduler.draft_worker.drafts if orders.hot else {orders.arms[0].draft: scheduler.draft_worker._draft_worker}
-        facts = {draft: _draft(worker, next(p.arm for p in orders.arms if p.draft == draft)) for draft, worker in held.items()}
+        drafts = scheduler.draft_worker.drafts if orders.hot else {orders.arms[0].draft: scheduler.draft_worker._draft_worker}
+        facts = {draft: _draft(worker, next(p.arm for p in orders.arms if p.draft == draft))
+                 | {"memory": held.draft(worker.draft_runner, scheduler.tp_worker.model_runner)} for draft, worker in drafts.items()}
         mine["placements"] = [{"arm": placed.arm, "number": placed.number, "agreement": placed.agreement, **facts[placed.draft]}
                               for placed in orders.arms]
     return mine
@@ -78,8 +82,6 @@ def _draft(worker, arm: str) -> dict:
         "head_shape": list(model.lm_head.weight.shape),
         "kv_heads": int(pool.k_buffer[0].shape[1]),
         "kv_pool_shape": list(pool.k_buffer[0].shape),
-        "kv_bytes": int(sum(buffer.numel() * buffer.element_size() for buffer in (*pool.k_buffer, *pool.v_buffer))),
-        "weight_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
         "weights": _digest(model),
     }
     if facts["kv_heads"] != heads:

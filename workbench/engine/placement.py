@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workbench.engine.held import COPY
 from workbench.engine.hooks import Hook, Refused
 from workbench.engine.orders import Draft, Orders, Placement
 
@@ -168,7 +169,9 @@ def _reslice(shard: torch.Tensor | None, wanted: torch.Tensor, group) -> torch.T
         whole = torch.cat([whole, whole.new_zeros(missing, whole.shape[1])])
     mine = whole[start:start + rows]
     # A slice would keep the whole table alive.
-    return torch.nn.Parameter(mine if rows == whole.shape[0] else mine.clone(), requires_grad=False)
+    copy = torch.nn.Parameter(mine if rows == whole.shape[0] else mine.clone(), requires_grad=False)
+    setattr(copy, COPY, True)
+    return copy
 
 
 # ------------------------------------------------------------------ place 4: the KV budget
