@@ -11,6 +11,7 @@ from tests.simulated import PROVENANCE, records
 from workbench import cli, lab, logs, plans, preflight, probe, profile, provenance, publish, recording, runlog, server, wiring
 from workbench.errors import BadInput, WorkbenchError
 from workbench.runlog import Block, RunLog
+from workbench.stopping import STOPPED
 
 PLANS = {"baseline": plans.baseline, "draft_tp": plans.draft_tp}
 MACHINE = re.compile(r"(?<![\w.])[~/](root|home|tmp|usr|data|mnt|work|opt|var|\.cache|\.pyenv)/")
@@ -210,3 +211,11 @@ def test_a_folder_laid_out_twice_is_left_alone(run, tmp_path):
     (tmp_path / "again" / "report.html").write_text("x")
     recording.lay_out("kept", tmp_path / "again")
     assert (tmp_path / "again" / "report.html").read_text() == "x"
+
+
+def test_a_run_that_stopped_early_has_gaps_and_can_be_kept(run):
+    drop(run, b'"block":3,')
+    with RunLog(run / "runs.jsonl") as log:
+        for experiment in PLANS:
+            log.append(runlog.Finding(experiment=experiment, name=STOPPED, time="t", value={"why": "seconds", "blocks_left": 1}))
+    assert json.loads((keep(run) / "provenance.json").read_text())["blocks"].keys() == PLANS.keys()
