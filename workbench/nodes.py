@@ -61,7 +61,8 @@ def check(profile: Profile) -> Iterator[Check]:
     if beside and profile.engine == "cuda":
         yield refused("nodes", f"of GPUs are machines of their own, and there is no way to reach {beside[0]}", "give its reach, e.g. [ssh, gpu2]")
     if on_loopback(profile) and any(node.reach for node in others):
-        yield warned("nodes", f"begin with {first.address}, which only this machine can reach", "give the first one's address if others are elsewhere")
+        yield warned("nodes", f"begin with {first.address}, which only this machine can reach",
+                     "give the first one's address if others are elsewhere")
     yield passed("nodes", sentence(profile))
 
 

@@ -248,10 +248,12 @@ def _free(profile: Profile, given: int | Sequence[int] | None) -> tuple[list[int
     else:
         free = [psutil.virtual_memory().available // profile.tp] * profile.tp
     if len(free) < needed:
-        return [], [refused("tp", f"is {profile.tp}{f', {needed} on this node' if needed < profile.tp else ''}, but {len(free) or 'no'} GPU{'s are' if len(free) != 1 else ' is'} visible",
+        asked = f"{profile.tp}{f', {needed} on this node' if needed < profile.tp else ''}"
+        return [], [refused("tp", f"is {asked}, but {len(free) or 'no'} GPU{'s are' if len(free) != 1 else ' is'} visible",
                             "lower it, use a machine with more GPUs or a profile of the CPU engine")]
     least = min(free[:needed])
-    return free, [passed("engine", f"{profile.engine}: {needed} devices {'of this node ' if needed < profile.tp else ''}with at least {memory.gib(least)} free each")]
+    here = "of this node " if needed < profile.tp else ""
+    return free, [passed("engine", f"{profile.engine}: {needed} devices {here}with at least {memory.gib(least)} free each")]
 
 
 def equal_pools(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) -> Iterator[Check]:
