@@ -9,7 +9,7 @@ from workbench import client, profile, server
 from workbench.arms import Arm
 from workbench.runlog import Request
 
-TOKENS = 64
+TOKENS = 32
 
 
 @contextmanager

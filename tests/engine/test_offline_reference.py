@@ -1,6 +1,6 @@
 """The server's histogram of correct drafts equals the offline reference's: what finds a wiring fault that accept length hides."""
 import pytest
-from serving import ask, histogram, serving
+from serving import TOKENS, ask, histogram, serving
 
 from workbench import client, reference
 
@@ -18,17 +18,15 @@ def test_32_heldout_prompts_on_one_rank(tiny, heldout, decoded, logfolder):
 
 
 @pytest.mark.engine
-def test_32_heldout_prompts_on_two_ranks_shared_and_own(tiny, heldout, logfolder):
-    # Half the tokens: a round takes several times as long as on one rank.
-    decoded = reference.decode(tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:32]], 32, 3)
+def test_32_heldout_prompts_on_two_ranks_shared_and_own(tiny, heldout, decoded, logfolder):
     with serving(tiny, ("shared", "own-1"), logfolder / "two") as up:
-        agrees(ask(up, heldout[:32], tokens=32), decoded)
+        agrees(ask(up, heldout[:32]), decoded)
         client.switch(up.url, "own-1", 30)
-        agrees(ask(up, heldout[:32], tokens=32), decoded)
+        agrees(ask(up, heldout[:32]), decoded)
 
 
 def test_aux_layers_off_by_one_change_the_histogram(tiny, heldout, decoded):
     trained = reference.Draft.load(tiny.pair.draft).layer_ids
-    wrong = reference.decode(tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:32]], 64, 3, [i - 1 for i in trained])
+    wrong = reference.decode(tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:32]], TOKENS, 3, [i - 1 for i in trained])
     assert reference.total_histogram(wrong) != reference.total_histogram(decoded)
     assert [w.output_ids for w in wrong] == [d.output_ids for d in decoded]       # tokens hide it: verification repairs every draft
