@@ -165,11 +165,11 @@ def decomposition(table: pd.DataFrame, width: int = WIDE) -> alt.Chart:
     """
     if table.empty:
         return _nothing("no cycle was profiled", width)
-    whats, stages = (list(dict.fromkeys(table[column])) for column in ("what", "stage"))
+    whats = list(dict.fromkeys(table["what"]))
     bars = table.assign(order=table["what"].map(whats.index), label=table["arm"] + ", " + table["stage"])
     chart = alt.Chart(bars[bars["time (ms/cycle)"] > 0]).mark_bar().encode(
         alt.X("time (ms/cycle):Q", stack="zero"), alt.Order("order:Q"),
-        alt.Y("label:N", title=None, sort=[f"{arm}, {stage}" for arm in _order(table["arm"]) for stage in stages],
+        alt.Y("label:N", title=None, sort=[label for arm in _order(table["arm"]) for label in dict.fromkeys(bars.loc[bars["arm"] == arm, "label"])],
               axis=alt.Axis(ticks=False, labelPadding=8, labelLimit=width * 0.4), scale=alt.Scale(padding=0.25)),
         alt.Color("what:N", title=None, scale=alt.Scale(domain=whats, range=WORK_COLOURS[:len(whats)])))
     return _finished(chart, width, 26 * bars["label"].nunique())

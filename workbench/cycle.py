@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench import width
+from workbench import sweeps, width
 from workbench.arms import Arm
 from workbench.budget import Basis, caveat, collective_s, collectives, in_ms, verify_table
 from workbench.lab import Lab
@@ -21,10 +21,12 @@ TIMING_MAY_COST = 1.0       # percent of throughput
 def measured(verdict: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """{arm: {stage: ms a cycle, "host": what of the cycle is in none of them, "cycle": ms}} of the arms whose cycle is known.
 
-    Without stage times there are no stages, and host is NaN.
+    Without stage times there are no stages, and host is NaN. Arms that were measured at another load alone are left out.
     """
     found = {}
     for arm, facts in (verdict.get("arms") or {}).items():
+        if str(facts.get("experiment")).startswith(sweeps.crossing("")):
+            continue
         stages = {stage: time for stage in STAGES if (time := number((facts.get("stage_ms") or {}).get(stage))) >= 0}
         if (cycle := number(facts.get("cycle_ms"))) > 0:
             found[arm] = stages | {HOST: cycle - sum(stages.values()) if stages else math.nan, "cycle": cycle}
@@ -75,7 +77,8 @@ def _untimed(verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _chains(run: Lab, verdict: Mapping[str, Any]) -> dict[str, Arm]:
     """The arms on the target's group that draft chains: they differ in steps alone."""
     arms = {name: Arm.parse(name) for name in verdict.get("arms") or {}}
-    return {name: arm for name, arm in arms.items() if arm.placement == "shared" and not arm.replica and run.profile.speculation.of(arm).topk == 1}
+    return {name: arm for name, arm in arms.items() if arm.placement == "shared" and not (arm.replica or arm.comm)
+            and run.profile.speculation.of(arm).topk == 1}
 
 
 def curve(run: Lab, verdict: Mapping[str, Any]) -> dict[int, float]:

@@ -22,7 +22,8 @@ COLUMNS = ["arm", "measured cycle (ms)", f"{MODEL} (ms)", "off (%)", f"{FITTED} 
 
 
 def predicted(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
-    """{arm: its predicted cycle} for every measured arm but replicas; empty without a basis.
+    """{arm: its predicted cycle} for every measured arm but replicas and other settings of the communication layer, for which this machine
+    was not measured; empty without a basis.
 
     What the model does not know (the host above all) is taken from shared alone, as the difference of its cycle, and added to each other
     arm that speculates; so shared itself is fitted, and what is predicted is how the others differ from it. Kernels are as many as the
@@ -33,7 +34,7 @@ def predicted(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, P
     told, counted = measured(verdict), kernels(run, found)
     arms = {name: Arm.parse(name) for name in told}
     alone = {name: cost.predict(run.profile, found.target, found.draft, arm, found.inputs, context=context(run), kernels=counted)
-             for name, arm in arms.items() if not arm.replica}
+             for name, arm in arms.items() if not (arm.replica or arm.comm)}
     remainder = told["shared"]["cycle"] / 1e3 - alone["shared"].cycle_s if "shared" in alone else 0.0
     return {name: Prediction(name, p.stages, remainder if arms[name].speculates else 0.0) for name, p in alone.items()}
 
@@ -70,7 +71,7 @@ def bars(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
     """
     rows = []
     for name, told in measured(verdict).items():
-        if not Arm.parse(name).replica:
+        if not (Arm.parse(name).replica or Arm.parse(name).comm):
             rows += [(f"{name}, measured", stage, time) for stage, time in told.items() if stage != "cycle" and time > 0]
     for name, p in predicted(run, verdict, found).items():
         rows += [(f"{name}, predicted", stage, 1e3 * c.total_s) for stage, c in p.stages.items()]

@@ -57,10 +57,10 @@ def bars(found: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     rows = []
     for arm, entry in found.items():
         own = parts(entry)
-        for stage, part in own.items():
-            spent = {**part.seconds, "waits for host": part.host_gap, "launched, not running": part.device_gap}
-            rows += [(arm, stage.replace("_", "-"), what, 1e3 * seconds / trace.cycles(own)) for what, seconds in spent.items()
-                     if stage in trace.CYCLE]
+        for stage in (stage for stage in trace.CYCLE if stage in own):
+            spent = {**own[stage].seconds, "waits for host": own[stage].host_gap, "launched, not running": own[stage].device_gap}
+            rows += [(arm, stage.replace("_", "-"), "waits for rank" if what == "wait" else what, 1e3 * seconds / trace.cycles(own))
+                     for what, seconds in spent.items()]
     return pd.DataFrame(rows, columns=["arm", "stage", "what", "time (ms/cycle)"])
 
 

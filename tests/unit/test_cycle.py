@@ -163,6 +163,15 @@ def test_stages_and_the_host_make_up_the_cycle(verdict):
     assert cycle.measured_table(verdict).set_index("arm").loc["shared", "draft-extend (ms)"] == pytest.approx(1, rel=0.01)
 
 
+def test_other_loads_are_left_out_and_other_communication_is_not_predicted(run, verdict):
+    more = json.loads(json.dumps(verdict))
+    more["arms"]["shared+comm=nccl-ring"] = json.loads(json.dumps(more["arms"]["shared"])) | {"experiment": "collectives"}
+    more["arms"]["shared+steps=2"] = json.loads(json.dumps(more["arms"]["shared"])) | {"experiment": "steps_at_4"}
+    assert set(cycle.measured(more)) == {*cycle.measured(verdict), "shared+comm=nccl-ring"}
+    assert set(predictions.predicted(run, more, budget.basis(run))) == {"none", "shared", "own-1"}
+    assert cycle.curve(run, more) == cycle.curve(run, verdict)
+
+
 def test_the_model_is_fitted_on_shared_and_tested_on_the_others(run, verdict):
     found = budget.basis(run)
     rows = predictions.compared(run, verdict, found).set_index("arm")
