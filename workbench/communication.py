@@ -4,12 +4,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 if TYPE_CHECKING:
+    from workbench.lab import Lab
     from workbench.profile import Profile
 
 
@@ -177,6 +178,19 @@ def facts(profile: Profile) -> Facts:
     chosen = [capabilities[i] for i in ids if i < len(capabilities)]
     return Facts("cuda", profile.tp, min(chosen, default=None), links(_smi("topo", "-m"), ids, "NV"), links(_smi("topo", "-p2p", "r"), ids, "OK"),
                  environment=environment)
+
+
+def of(run: Lab) -> Facts:
+    """The facts of the machine that a run is measured on, kept in its log; of a recording that holds none, only what its profile says."""
+    kept = run.finding("communication")
+    if kept is None and run.recording:
+        return Facts(run.profile.engine, run.profile.tp)
+    if kept is None:
+        found = asdict(facts(run.profile))
+        asked = ("NCCL_", "TORCH_SYMM_MEM_")        # what rules look at; the rest of the environment is nobody's business
+        kept = run.find("collectives", "communication", found | {
+            "environment": {name: value for name, value in found["environment"].items() if name.startswith(asked)}})
+    return Facts(**kept | {"capability": kept["capability"] and tuple(kept["capability"]), "interfaces": tuple(kept["interfaces"])})
 
 
 def links(matrix: str, ids: Sequence[int], sign: str) -> bool | None:

@@ -46,7 +46,7 @@ PLANS: dict[str, Callable[[Lab], Sequence[Task]]] = {
     "04_draft_tp": lambda lab: plans.draft_tp(lab.profile, len(lab.prompts)),
     "05_steps": lambda lab: sweeps.steps(lab.profile, len(lab.prompts))(lab.records),
     "06_collectives": lambda lab: sweeps.collectives(lab.profile, len(lab.prompts), communication.choose(
-        communication.facts(lab.profile), lab.profile.sweep.settings)[0])(lab.records)}
+        communication.of(lab), lab.profile.sweep.settings)[0])(lab.records)}
 
 
 def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int:

@@ -4,7 +4,7 @@ import json
 import nbformat
 from replaying import replay
 
-from workbench import recording
+from workbench import provenance, recording
 from workbench.replay import NOTEBOOKS
 
 NAME = "cpu-tiny"
@@ -15,9 +15,10 @@ def test_a_recording_renders_the_whole_investigation(tmp_path):
     assert done.status == 0, done.said[-3000:]
     assert list(recording.differences(recording.stored_verdict(NAME), done.verdict)) == []
     assert (tmp_path / "run" / "runs.jsonl").read_bytes() == (recording.FOLDER / NAME / "runs.jsonl").read_bytes()
+    recorded = json.loads((recording.FOLDER / NAME / "provenance.json").read_text())
     for notebook in NOTEBOOKS:
         cells = nbformat.read(tmp_path / "run" / "notebooks" / f"{notebook.name}.ipynb", as_version=4).cells
         said = json.dumps([cell.get("outputs") for cell in cells])
-        assert "Recorded on 2026-11-30" in said and "Nothing is measured here" in said, notebook.name
+        assert provenance.sentence(recorded) in said and "Nothing is measured here" in said, notebook.name
     assert "own-1 is" in said           # the last one prints the answer
     assert "recorded: cpu-tiny" in (tmp_path / "run" / "report.html").read_text()

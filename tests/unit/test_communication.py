@@ -8,6 +8,7 @@ from workbench import communication, flags, preflight, server
 from workbench.arms import Arm
 from workbench.communication import SETTINGS, Facts
 from workbench.errors import BadInput
+from workbench.lab import Lab
 
 H200 = Facts("cuda", 2, (9, 0), nvlink=True, p2p=True, environment={"NCCL_NVLS_ENABLE": "0"})
 RTX6000 = Facts("cuda", 8, (12, 0), nvlink=False, p2p=True)
@@ -92,3 +93,12 @@ def test_links_are_read_from_nvidia_smi():
     assert communication.links(TOPOLOGY, (0, 2), "NV") is False
     assert communication.links("", (0, 1), "NV") is None and communication.links(TOPOLOGY, (0,), "NV") is None
     assert communication.links(TOPOLOGY, (0, 7), "NV") is None
+
+
+def test_the_facts_of_a_run_are_those_of_the_machine_it_was_measured_on(tmp_path, monkeypatch):
+    run = Lab(profile(), tmp_path)
+    monkeypatch.setattr(communication, "facts", lambda _: Facts("cuda", 2, (9, 0), True, None, ("lo",), {"NCCL_NVLS_ENABLE": "0", "HOME": "/x"}))
+    first = communication.of(run)
+    assert first == Facts("cuda", 2, (9, 0), True, None, ("lo",), {"NCCL_NVLS_ENABLE": "0"}) and "HOME" not in str(run.records)
+    monkeypatch.setattr(communication, "facts", lambda _: Facts("cpu", 8))
+    assert communication.of(run) == first

@@ -8,12 +8,12 @@ import pytest
 from simulated_runs import profile as sound_profile
 from tests.simulated import PROVENANCE, records
 
-from workbench import cli, lab, logs, plans, preflight, probe, profile, provenance, publish, recording, runlog, server, wiring
+from workbench import cli, communication, lab, logs, plans, preflight, probe, profile, provenance, publish, recording, runlog, server, wiring
 from workbench.errors import BadInput, WorkbenchError
+from workbench.replay import NOTEBOOKS, PLANS
 from workbench.runlog import Block, RunLog
 from workbench.stopping import STOPPED
 
-PLANS = {"baseline": plans.baseline, "draft_tp": plans.draft_tp}
 MACHINE = re.compile(r"(?<![\w.])[~/](root|home|tmp|usr|data|mnt|work|opt|var|\.cache|\.pyenv)/")
 
 
@@ -22,7 +22,8 @@ def nothing_is_measured(monkeypatch):
     def started(*_, **__):
         raise AssertionError("a server was started, or the machine was looked at")
 
-    for module, function in ((server, "serve"), (preflight, "check"), (probe, "installed"), (provenance, "collect")):
+    for module, function in ((server, "serve"), (preflight, "check"), (probe, "installed"), (provenance, "collect"),
+                             (communication, "facts")):
         monkeypatch.setattr(module, function, started)
 
 
@@ -30,8 +31,9 @@ def nothing_is_measured(monkeypatch):
 def test_every_recording_gives_its_verdict_again(name, tmp_path):
     run = lab.open_lab(f"recorded:{name}", tmp_path / "run")
     before = (run.folder / "runs.jsonl").read_bytes()
-    for experiment in run.provenance["blocks"]:
-        run.measure(PLANS[experiment](run.profile, len(run.prompts)))
+    for notebook in NOTEBOOKS:
+        if notebook.measures in run.provenance["blocks"]:
+            run.measure(PLANS[notebook.name](run))
     assert probe.answer(probe.of(run)) and isinstance(run.preflight(), list) and wiring.check(run)["sentence"]
     judged = publish.publish(run)
     assert list(recording.differences(recording.stored_verdict(name), judged)) == []
@@ -103,6 +105,7 @@ def test_it_replays_where_neither_pair_nor_prompts_exist(run, tmp_path, capsys):
     assert wiring.check(found) == {"ok": None, "sentence": "Not checked when this was recorded."}
     assert probe.answer(probe.of(found)) == "Not answered when this was recorded." and probe.table(None).empty and found.preflight() == []
     assert found.find("draft_tp", "new", 3) == 3 and found.finding("new") is None
+    assert communication.of(found) == communication.Facts("cpu", 2)
     # Opened again, as each notebook does, and by its folder.
     assert lab.open_lab(found.folder / "profile.json", found.folder).recording == publish.reopen(found.folder).recording == "kept"
     assert cli.main(["report", str(found.folder)]) in (0, 3) and json.loads((found.folder / "verdict.json").read_text())["source"] == "recorded"
@@ -216,6 +219,6 @@ def test_a_folder_laid_out_twice_is_left_alone(run, tmp_path):
 def test_a_run_that_stopped_early_has_gaps_and_can_be_kept(run):
     drop(run, b'"block":3,')
     with RunLog(run / "runs.jsonl") as log:
-        for experiment in PLANS:
+        for experiment in ("baseline", "draft_tp"):
             log.append(runlog.Finding(experiment=experiment, name=STOPPED, time="t", value={"why": "seconds", "blocks_left": 1}))
-    assert json.loads((keep(run) / "provenance.json").read_text())["blocks"].keys() == PLANS.keys()
+    assert json.loads((keep(run) / "provenance.json").read_text())["blocks"].keys() == {"baseline", "draft_tp"}
