@@ -5,9 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from workbench import client, profile, server
+import pandas as pd
+
+from workbench import client, footprint, profile, server
 from workbench.arms import Arm
-from workbench.runlog import Request
+from workbench.lab import Lab
+from workbench.runlog import Request, RunLog, Start
 
 TOKENS = 32
 
@@ -44,3 +47,11 @@ def per_round(up: server.Server, before: dict | None = None) -> dict[str, float]
 
     return {stage: (collectives(counts, stage) - collectives(earlier, stage)) / (rounds - earlier["rounds"].get(stage, 0))
             for stage, rounds in counts["rounds"].items() if rounds > earlier["rounds"].get(stage, 0)}
+
+
+def memory(up: server.Server, chosen: profile.Profile, folder: Path) -> pd.DataFrame:
+    """The server's attested memory beside what the preflight predicts for its arms (workbench.footprint)."""
+    with RunLog(folder / "runs.jsonl") as log:
+        log.append(Start(start=0, experiment="test", arms=tuple(arm.name for arm in up.arms), time="", seconds=up.seconds,
+                         server=up.launch.server, attestation=up.attestation, **server.describe(up.launch)))
+    return footprint.table(Lab(chosen, folder))
