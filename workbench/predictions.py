@@ -111,8 +111,10 @@ def order(verdict: Mapping[str, Any], predictions: Mapping[str, Prediction]) -> 
     """Pairs of arms ("a, b") whose cycles differ by more than the run can resolve: those that the model orders as measured, and the others."""
     right: list[str] = []
     wrong: list[str] = []
+    arms = verdict.get("arms") or {}
     for c in verdict.get("comparisons") or []:
-        if c["metric"] == "cycle_ms" and c["valid"] and c["ratio"] is not None and c["a"] in predictions and c["b"] in predictions:
+        told = c["a"] in predictions and c["b"] in predictions and c["experiment"] in (arms[c["a"]].get("experiment"), arms[c["b"]].get("experiment"))
+        if told and c["metric"] == "cycle_ms" and c["valid"] and c["ratio"] is not None and f"{c['a']} and {c['b']}" not in right + wrong:
             if abs(c["ratio"] - 1) > (c["resolution"] or 0.0):
                 same = (predictions[c["a"]].cycle_s > predictions[c["b"]].cycle_s) == (c["ratio"] > 1)
                 (right if same else wrong).append(f"{c['a']} and {c['b']}")

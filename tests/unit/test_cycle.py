@@ -200,6 +200,10 @@ def test_the_answer_says_what_is_spent_what_could_and_what_was_saved(run, verdic
     assert "Drafting is 6 ms of it, 24 %: no placement can save more." in said
     assert "Its 8 collectives a cycle would take 0.8 ms" in said
     assert "own-1 saved 6 % of the cycle (" in said and "not a statement about GPUs" in said
+    again = [c | {"experiment": "steps"} for c in verdict["comparisons"]]
+    assert cycle.answer(run, verdict | {"comparisons": verdict["comparisons"] + again}, budget.basis(run)) == said
+    assert predictions.order(verdict | {"comparisons": verdict["comparisons"] + again}, predictions.predicted(run, verdict, budget.basis(
+        run))) == predictions.order(verdict, predictions.predicted(run, verdict, budget.basis(run)))
 
 
 @pytest.mark.parametrize("speedup, noise, words", [(-0.06, 0.0, "own-1 cost 6 % of the cycle"), (0.0, 0.01, "cannot be told from nothing")])
