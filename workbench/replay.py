@@ -122,9 +122,10 @@ def _published(lab: Lab, judged: Mapping[str, Any] | None = None) -> Mapping[str
 
 def finished(output: Path) -> bool:
     """An executed notebook of which every code cell ran to its end (papermill says so in each cell's metadata)."""
-    if not output.exists():
+    try:
+        cells = [cell for cell in nbformat.read(output, as_version=4).cells if cell.cell_type == "code"]
+    except (FileNotFoundError, nbformat.reader.NotJSONError):       # a replay that was killed may have left half a file
         return False
-    cells = [cell for cell in nbformat.read(output, as_version=4).cells if cell.cell_type == "code"]
     return bool(cells) and all(cell.metadata.get("papermill", {}).get("status") == "completed" for cell in cells)
 
 

@@ -24,6 +24,7 @@ def uninterrupted(tmp_path_factory):
     return replay(folder, "--resume")
 
 
+@pytest.mark.long
 def test_killed_in_every_notebook_in_turn_it_ends_with_the_same_verdict(uninterrupted, tmp_path):
     folder = tmp_path / "run"
     measured(folder)
