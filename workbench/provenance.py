@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 
-from workbench import logs
 from workbench.profile import ROOT, Profile
 
 PACKAGES = ("sglang", "torch", "transformers", "triton", "draft-tp-workbench", "numpy", "scipy", "pandas", "papermill")
@@ -28,7 +27,7 @@ def collect(profile: Profile, command: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "schema": 1,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": logs.clean(shlex.join(command)),
+        "command": shlex.join(command),
         "engine": profile.engine,
         "versions": {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := _version(name))},
         "workbench_commit": _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"]),
