@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import signal
 import sys
@@ -17,6 +18,7 @@ from workbench.lab import NARRATED
 from workbench.profile import ROOT
 
 OUTPUTS = ROOT / "outputs"
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)       # full, over the quota, read-only, over a limit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WorkbenchError as error:
         print(f"workbench: {error}", file=sys.stderr)
         return error.status
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        print(f"workbench: {error.filename or 'a file'} cannot be written ({error.strerror}); what was measured is kept: make room, or give "
+              "another --out, and --resume goes on from there.", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("workbench: interrupted; what was measured is kept, --resume goes on from there.", file=sys.stderr)
         return 130
@@ -109,9 +117,11 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from workbench import budget, plans, verdict
+    from workbench import budget, plans, preflight, verdict
     from workbench.lab import open_lab
+    from workbench.profile import load
 
+    preflight.refuse(preflight.check(load(options.profile, changes(options.changes))))
     lab = open_lab(options.profile, options.out.resolve(), changes(options.changes), sys.argv)
     if why := budget.basis(lab).why:         # else the log holds the machine's inputs now, as after 02_budget
         logging.getLogger(__name__).warning("there will be no prediction: %s", why)

@@ -4,14 +4,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from workbench.errors import ServerFailed
+from workbench.errors import Hung, ServerFailed
 from workbench.runlog import Request
 
 # Greedy everywhere: speculation on CPU is greedy whatever is asked, and identity of tokens is owed only there. ignore_eos keeps
@@ -19,13 +19,15 @@ from workbench.runlog import Request
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
-def send(url: str, prompts: Sequence[Mapping[str, Any]], *, concurrency: int, max_new_tokens: int, deadline_s: float) -> list[Request]:
+def send(url: str, prompts: Sequence[Mapping[str, Any]], *, concurrency: int, max_new_tokens: int, deadline_s: float,
+         alive: Callable[[], bool] = lambda: True) -> list[Request]:
     """Stream every prompt, at most ``concurrency`` at once, in order; one Request each, its times in seconds from the call.
 
     prompts: {"id", "input_ids"}. deadline_s: the longest a request may go without a token.
-    Raises: ServerFailed ("hung") when a request passes the deadline.
+    alive: whether the server still runs, asked twice a second: a port that stays open would hide its end.
+    Raises: Hung when a request passes the deadline; ServerFailed when the server ends meanwhile.
     """
-    return _run(_send(url, prompts, concurrency, max_new_tokens, deadline_s))
+    return _run(_send(url, prompts, concurrency, max_new_tokens, deadline_s, alive))
 
 
 def _run(work: Coroutine) -> Any:
@@ -34,7 +36,8 @@ def _run(work: Coroutine) -> Any:
         return thread.submit(asyncio.run, work).result()
 
 
-async def _send(url: str, prompts: Sequence[Mapping[str, Any]], concurrency: int, max_new_tokens: int, deadline_s: float) -> list[Request]:
+async def _send(url: str, prompts: Sequence[Mapping[str, Any]], concurrency: int, max_new_tokens: int, deadline_s: float,
+                alive: Callable[[], bool]) -> list[Request]:
     begun, gate = time.perf_counter(), asyncio.Semaphore(concurrency)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=deadline_s)
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -42,7 +45,14 @@ async def _send(url: str, prompts: Sequence[Mapping[str, Any]], concurrency: int
             async with gate:
                 return await _stream(session, url, prompt, max_new_tokens, begun)
 
-        return list(await asyncio.gather(*map(one, prompts)))
+        work = asyncio.gather(*map(one, prompts))
+        while not work.done():
+            await asyncio.wait([work], timeout=0.5)
+            if not work.done() and not alive():
+                work.cancel()
+                await asyncio.wait([work])
+                raise ServerFailed("the server ended while requests were at work")
+        return list(work.result())
 
 
 async def _stream(session: aiohttp.ClientSession, url: str, prompt: Mapping[str, Any], max_new_tokens: int, begun: float) -> Request:
@@ -62,7 +72,7 @@ async def _stream(session: aiohttp.ClientSession, url: str, prompt: Mapping[str,
                 first = first if first is not None else time.perf_counter() - begun
                 last = chunk
     except asyncio.TimeoutError:
-        raise ServerFailed(f"hung: no token for {session.timeout.sock_read:g} s in request {prompt['id']} while the server was up") from None
+        raise Hung(f"hung: no token for {session.timeout.sock_read:g} s in request {prompt['id']} while the server was up") from None
     except aiohttp.ClientError as failure:
         error = f"{type(failure).__name__}: {failure}"
     meta = last.get("meta_info", {})
@@ -86,12 +96,12 @@ async def _get(url: str, path: str, timeout_s: float) -> Any:
 def server_info(url: str, timeout_s: float = 30) -> dict[str, Any]:
     """The server's own account (/server_info), with the engine's attestation and counts under "draft_tp".
 
-    Raises: ServerFailed when it does not answer in time.
+    Raises: Hung when it does not answer in time; ServerFailed when nobody listens.
     """
     try:
         info = _run(_get(url, "/server_info", timeout_s))
     except asyncio.TimeoutError:
-        raise ServerFailed(f"hung: no answer to /server_info for {timeout_s:g} s while the server was up") from None
+        raise Hung(f"hung: no answer to /server_info for {timeout_s:g} s while the server was up") from None
     except (aiohttp.ClientError, OSError) as error:
         raise ServerFailed(f"the server does not answer /server_info ({type(error).__name__})") from None
     state = (info.get("internal_states") or [{}])[0]
@@ -110,11 +120,13 @@ def switch(url: str, arm: str, timeout_s: float) -> dict[str, Any]:
     timeout_s: how long to wait for requests in work to end; they are served to their end by the arm they began under. Nothing else should
     send requests meanwhile: what comes in between keeps the server busy. 0 is not to wait.
     Raises: ServerFailed with the reason when the server refuses, and then the arm in force is the old one on every rank; or when it does
-        not answer.
+        not answer (Hung, while it is up).
     """
     try:
         status, said = _run(_post(url, "/draft_tp/arm", {"arm": arm, "timeout": timeout_s}, timeout_s + 30))
-    except (aiohttp.ClientError, asyncio.TimeoutError, OSError, json.JSONDecodeError) as error:
+    except asyncio.TimeoutError:
+        raise Hung(f"hung: no answer to a switch to {arm} for {timeout_s + 30:g} s while the server was up") from None
+    except (aiohttp.ClientError, OSError, json.JSONDecodeError) as error:
         raise ServerFailed(f"the server does not answer a switch to {arm} ({type(error).__name__})") from None
     if status != 200:
         raise ServerFailed(f"the server did not switch to {arm}: {said.get('refused') or said if isinstance(said, dict) else said}")

@@ -19,3 +19,7 @@ class BadInput(WorkbenchError):
 
 class ServerFailed(WorkbenchError):
     """A server did not come up, went away or is not the one that was started."""
+
+
+class Hung(ServerFailed):
+    """A server whose processes live gave no token, or no answer, within its deadline."""

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from workbench import logs
 from workbench.checks import Check, passed, refused, warned
 from workbench.errors import BadInput
 from workbench.profile import Profile
@@ -43,6 +44,7 @@ EXCLUDED = {
     "lora-paths": (_OFF, "LoRA, which changes the embedding that own-N copies"),
     **dict.fromkeys(("enable-hierarchical-cache", "enable-hicache", "enable-hisparse", "enable-lmcache", "enable-flexkv"),
                     (_OFF, "a hierarchical cache, which moves KV of the shared allocator without the draft's pool")),
+    **dict.fromkeys(("api-key", "admin-api-key"), (_OFF, "a key, which the log of the run would hold and the client does not send")),
     "enable-unified-memory": (_OFF, "the unified memory pool, which places the draft's KV by the target's layout"),
     "config": (_OFF, "a second file of flags that this check does not see"),
 }
@@ -141,6 +143,9 @@ def _values(profile: Profile) -> Iterator[Check]:
     if running is not None and running < wanted:
         yield warned("server.flags.max-running-requests", f"{running:.0f} is less than workload.concurrency {wanted}, so requests queue",
                      f"raise it to {wanted} or lower the concurrency")
+    if str(host := flag(profile, "host", "127.0.0.1")) not in ("127.0.0.1", "localhost", "::1"):
+        yield warned("server.flags.host", f"{host} lets other machines send requests to the servers, which ask for no key",
+                     "leave it out unless they are to")
     fraction = number(profile, "mem-fraction-static")
     if fraction is not None and not 0 < fraction < 1:
         yield refused("server.flags.mem-fraction-static", f"is {fraction}", "give a fraction between 0 and 1")
@@ -150,6 +155,9 @@ def _environment(profile: Profile) -> Iterator[Check]:
     for name, why in _ENVIRONMENT.items():
         if profile.server.environment.get(name):
             yield refused(f"server.environment.{name}", f"must not be set: {why}", "leave it out")
+    for name in filter(logs.is_secret, profile.server.environment):
+        yield refused(f"server.environment.{name}", "looks like a secret, which the profile would keep",
+                      "set it in the shell that starts the workbench")
     held = profile.server.environment.get("SGLANG_SIMULATE_ACC_LEN")
     simulated = bool(held) and _plain("server.environment.SGLANG_SIMULATE_ACC_LEN", held) > 0
     dummy = flag(profile, "load-format", "auto") == "dummy"

@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workbench import attestation, client, logs, pace, plans, preflight, provenance, recording, runlog, stopping, verdict
+from workbench import attestation, client, locks, logs, pace, plans, preflight, provenance, recording, runlog, stacks, stopping, verdict
 from workbench import server as servers
 from workbench.arms import Arm
 from workbench.checks import Check
-from workbench.errors import BadInput, ServerFailed
+from workbench.errors import BadInput, Hung, ServerFailed
 from workbench.plans import Task
 from workbench.profile import Profile, load
 from workbench.runlog import Block, Failure, Finding, Line, RunLog, Start
@@ -106,9 +106,10 @@ class Lab:
 
         plan: tasks, or a function that gives all those that the log has decided on; it is asked again when they are done, until it gives
             no more. A function of the log alone decides the same in a resumed run.
-        Raises: BadInput from the preflight; ServerFailed when a server does not start, hangs or dies: what was measured stays in the
-            log, and so does the failure; WorkbenchError when a recording does not hold the experiment's blocks. Where the server of an
-            optional task fails, its arms are left out instead.
+        Raises: BadInput from the preflight, or while another run holds the GPUs; ServerFailed when a server does not start, hangs or dies:
+            what was measured stays in the log, and so does the failure; WorkbenchError when a recording does not hold the experiment's
+            blocks. Where the server of an optional task fails, its arms are left out instead; with ``plan.on_failure: go_on`` so is any arm
+            that fails (all arms of a server that does not start), unless nothing is measured then.
         """
         decide = plan if callable(plan) else lambda _: plan
         if self.recording:
@@ -121,11 +122,15 @@ class Lab:
         preflight.refuse(preflight.check(self.profile, [Arm.parse(name) for name in dict.fromkeys(task.planned.arm for task in tasks)]))
         if rule:
             self.find(rule.experiment, stopping.CHECKPOINTS, {"looks": list(rule.checkpoints.looks)})
-        with RunLog(self.folder / "runs.jsonl") as file, _gpus_given_back(self.profile, file), _Bench(self, file) as bench:
+        with locks.held(self.profile, self.folder) as held, RunLog(self.folder / "runs.jsonl") as file, \
+                _gpus_given_back(self.profile, file), _Bench(self, file, held) as bench:
             while left := self.left(tasks := decide(self.records)):
                 bench.plan(tasks, [task for _, task in left])
                 if not self._measure(bench, file, left, len(tasks), rule):
                     break
+            if bench.failed and not any(isinstance(r, Block) and r.role == "measure" and r.experiment == tasks[0].planned.experiment
+                                        for r in self.records):
+                raise bench.failed
 
     def _measure(self, bench: _Bench, file: RunLog, left: Sequence[tuple[int, Task]], total: int, rule: stopping.Rule | None) -> bool:
         """Run these tasks; whether the plan is to be asked again. Raises: ServerFailed."""
@@ -154,10 +159,11 @@ class Lab:
                 file.append(Failure(experiment=last.experiment, arm=last.arm, time=_now(), what="stopped", reason=f"stopped {why}"))
 
     def left(self, tasks: Sequence[Task]) -> list[tuple[int, Task]]:
-        """The tasks that are not in the log, each with its number; without those of arms that a sweep goes on without."""
+        """The tasks that are not in the log, each with its number; without those of arms that the run goes on without."""
         records = self.records
         done = {(r.experiment, r.block) for r in records if isinstance(r, Block)}
-        out = {(r.experiment, r.arm) for r in records if isinstance(r, Failure) and r.what == "setting"}
+        out = {(r.experiment, r.arm) for r in records if isinstance(r, Failure)
+               and (r.what == "setting" or self.profile.plan.on_failure == "go_on" and r.what != "stopped")}
         return [(number, task) for number, task in self.numbered(tasks) if (task.planned.experiment, number) not in done
                 and (task.planned.experiment, task.planned.arm) not in out]
 
@@ -234,13 +240,14 @@ def _gpus_given_back(profile: Profile, file: RunLog) -> Iterator[None]:
 class _Bench:
     """The servers in use: each kept while it holds the next block's arm in the same start group, else replaced by the next ones of the plan."""
 
-    def __init__(self, lab: Lab, file: RunLog):
-        self.lab, self.file = lab, file
+    def __init__(self, lab: Lab, file: RunLog, held: Sequence[int] = ()):
+        self.lab, self.file, self.held = lab, file, held
         self.start = max((r.start for r in lab.records if isinstance(r, Start)), default=-1)
         self.up: dict[tuple, tuple[int, Server]] = {}
         self.server: Server | None = None
         self.number = self.start        # of the server in use
         self.log: Path | None = None
+        self.failed: ServerFailed | None = None     # the last failure that the plan went on after
         self.failing: tuple[Arm, ...] = ()      # arms of the server that did not start
         self.cold: dict[tuple, list[tuple[int, Task]]] = {}
         self.most: dict[tuple, int] = {}        # requests at once, by group
@@ -290,7 +297,7 @@ class _Bench:
         begun, at = time.perf_counter(), _now()
         with self._profiled(planned) if planned.role == "trace" else nullcontext():
             requests = client.send(self.server.url, [self.lab.prompts[i] for i in planned.prompts], concurrency=task.concurrency,
-                                   max_new_tokens=task.max_new_tokens, deadline_s=profile.server.token_within_s)
+                                   max_new_tokens=task.max_new_tokens, deadline_s=profile.server.token_within_s, alive=self.server.alive)
         seconds = time.perf_counter() - begun
         said = client.server_info(self.server.url)["draft_tp"]
         rounds, collectives, spent, timed = _difference(said["counts"], before)
@@ -346,7 +353,7 @@ class _Bench:
 
     def _serve(self, number: int, needed: tuple) -> Server:
         group, arms = needed
-        context = servers.serve(self.lab.profile, arms, self._log(number, arms), self.most[group])
+        context = servers.serve(self.lab.profile, arms, self._log(number, arms), self.most[group], locks=self.held)
         try:
             server = context.__enter__()
         except ServerFailed:
@@ -370,12 +377,16 @@ class _Bench:
     def goes_on(self, task: Task, failure: ServerFailed) -> bool:
         """Write a failure down. Whether the plan goes on, which it does without the arms of a server that failed where they are optional."""
         found, arm = self._failure(task, failure), Arm.parse(task.planned.arm)
-        failing = self.failing or (self.server.arms if self.server else ())
-        if not task.optional or arm not in failing:
+        failing, what = self.failing or (self.server.arms if self.server else ()), "setting"
+        if self.lab.profile.plan.on_failure == "go_on" and not task.optional:
+            failing, what, self.failed = self.failing or (arm,), found.what, failure
+        elif not task.optional or arm not in failing:
+            failing = ()
+        if not failing:
             self.file.append(found)
             return False
         for arm in failing:
-            self.file.append(found.model_copy(update={"arm": arm.name, "what": "setting"}))
+            self.file.append(found.model_copy(update={"arm": arm.name, "what": what}))
         log.warning("%s: left out: %s", ", ".join(arm.name for arm in failing), found.reason)
         self.stack.close()
         self.up, self.server = {}, None
@@ -383,8 +394,11 @@ class _Bench:
 
     def _failure(self, task: Task, failure: ServerFailed) -> Failure:
         text = str(failure)
+        if isinstance(failure, Hung) and self.server:       # while its processes live
+            text = f"{text} ({stacks.save(self.server.launch.server, self.server.log)})"
         first = self.log and logs.first_failure(self.log) or ""
-        what = "disagreed" if "drafted another tree" in first else "hung" if "hung" in text else "start" if self.server is None else "block"
+        what = "disagreed" if "drafted another tree" in first else "hung" if isinstance(failure, Hung) else \
+            "start" if self.server is None else "block"
         reason = text.splitlines()[0] + (f" ({first.splitlines()[-1]})" if first and first not in text else "")
         return Failure(experiment=task.planned.experiment, arm=task.planned.arm, time=_now(), what=what, reason=logs.clean(reason),
                        log_tail=logs.tail(self.log) if self.log else ())

@@ -8,7 +8,8 @@ from pathlib import Path
 _TRACEBACK = "Traceback (most recent call last):"
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?")
 HIDDEN = "<hidden>"
-_SECRET_NAME = r"(?:token|key|secret|password)"
+KEEPER = "keeper: "          # of the line in which a server's keeper says how it ended (workbench/keeper.py)
+_SECRET_NAME = r"(?:token(?!s|iz)|key|secret|password)"        # max_total_tokens and TOKENIZERS_PARALLELISM are none
 _PATH = re.compile(r"(?<![\w./~-])~?/(?:[\w.@+-]+/)+[\w.@+-]*")       # absolute, of two parts or more; no URL, no route of one part
 _ROOMS = ("fixtures", "notebooks", "workbench", "outputs", "tests")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -19,13 +20,14 @@ _SECRET = re.compile(rf"(?i)({_SECRET_NAME}[a-z_]*['\"]?\s*[:=]\s*)(['\"]?)[^'\"
 
 
 def tail(path: Path, lines: int = 20, width: int = 300) -> tuple[str, ...]:
-    """The last lines of a log, each cut to ``width`` characters; empty when there is none."""
+    """The last lines of a server's own words in its log, each cut to ``width`` characters; empty when there is none."""
     if not path.exists():
         return ()
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - 200_000))
         text = file.read().decode(errors="replace")
-    return tuple(clean(line)[:width] for line in text.splitlines()[-lines:])
+    said = [line for line in text.splitlines() if line and not line.startswith(KEEPER)]
+    return tuple(clean(line)[:width] for line in said[-lines:])
 
 
 def first_failure(path: Path) -> str | None:

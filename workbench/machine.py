@@ -208,7 +208,7 @@ def measure(engine: str, ranks: int, *, name: str, environment: Mapping[str, str
         result, output = Path(folder, "result.json"), Path(folder, "log")
         order = json.dumps({"engine": engine, "ranks": ranks, "custom": custom, "result": str(result)})
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "workbench.keeper", uuid.uuid4().hex[:12], str(output), *PROGRAM, order],
+            [sys.executable, "-m", "workbench.keeper", uuid.uuid4().hex[:12], str(output), "-", *PROGRAM, order],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT,
             # Gloo looks up the host's own name, which a machine without a network may not resolve; all ranks are here.
             env={"GLOO_SOCKET_IFNAME": "lo", **os.environ, **(environment or {})})

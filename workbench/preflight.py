@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,12 +15,13 @@ from pathlib import Path
 
 import psutil
 
-from workbench import communication, memory, nodes, pair_rules, plans
+from workbench import communication, locks, memory, nodes, pair_rules, plans
 from workbench import flags as server_flags
 from workbench.arms import Arm
 from workbench.checks import Check, passed, refused, warned
 from workbench.errors import BadInput
 from workbench.flags import flag, number
+from workbench.keeper import port_is_free
 from workbench.pair import ModelShape, read
 from workbench.profile import Profile
 
@@ -51,6 +51,7 @@ def _findings(profile: Profile, arms: tuple[Arm, ...], free_bytes, so_far: list[
     yield from _tried(lambda: versions(profile))
     yield from _tried(lambda: server_flags.check(profile))
     yield from _tried(lambda: port(profile))
+    yield from _tried(lambda: unlocked(profile))
     yield from _tried(lambda: nodes.check(profile))
     for arm in arms:
         if arm.speculates:
@@ -125,14 +126,17 @@ def port(profile: Profile) -> Iterator[Check]:
     if profile.server.at_once > 1:
         yield refused("server.flags.port", f"is given for {profile.server.at_once} servers at once", "leave it out, or set server.at_once to 1")
         return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)     # as the server does: a port in TIME_WAIT is free
-        try:
-            probe.bind(("127.0.0.1", int(named)))
-        except (OSError, OverflowError):
-            yield refused("server.flags.port", f"{named:.0f} is in use or cannot be opened", "leave it out, or name a free port")
-            return
-    yield passed("server.flags.port", f"{named:.0f} is free")
+    if port_is_free(int(named)):
+        yield passed("server.flags.port", f"{named:.0f} is free")
+    else:
+        yield refused("server.flags.port", f"{named:.0f} is in use or cannot be opened", "leave it out, or name a free port")
+
+
+def unlocked(profile: Profile) -> Iterator[Check]:
+    """No other run holds the GPUs that this profile takes."""
+    for index, holder in locks.holders(profile).items():
+        error = locks.refusal(index, holder)
+        yield refused(error.field, error.problem, error.mend)
 
 
 def _model(profile: Profile, which: str) -> tuple[ModelShape | None, list[Check]]:

@@ -108,6 +108,7 @@ class Plan(Section):
     pairs: pairs of blocks inside one server; starts: server starts a side where a comparison crosses restarts, each with
     blocks_per_start blocks of every arm or more. restart: an arm is reached by a server of its own, even where one server can hold
     several and switch between them. parity_prompts, parity_tokens: how many answers of how many tokens are compared token by token.
+    on_failure: when a server hangs, dies or does not start: stop the experiment, or go on without the arm that failed.
     traces: a few cycles of each arm are profiled after its first start's blocks (workbench/trace.py).
     resolution: the difference to be resolved (0.02 is 2 %); the verdict says what it costs. stop: end the run at the first checkpoint, one
     after each round of starts, where that difference is resolved (without a wished one: where own-N and shared are told apart); the intervals
@@ -121,6 +122,7 @@ class Plan(Section):
     restart: bool = False
     parity_prompts: int = Field(12, ge=1)
     parity_tokens: int = Field(32, ge=1)
+    on_failure: Literal["stop", "go_on"] = "stop"
     traces: bool = False
     resolution: float | None = Field(None, gt=0, lt=1)
     stop: bool = False

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from workbench import logs
 from workbench.profile import ROOT, Profile
 
 PACKAGES = ("sglang", "torch", "transformers", "triton", "draft-tp-workbench", "numpy", "scipy", "pandas", "papermill")
@@ -27,7 +28,7 @@ def collect(profile: Profile, command: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "schema": 1,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(command),
+        "command": logs.clean(shlex.join(command)),
         "engine": profile.engine,
         "versions": {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := _version(name))},
         "workbench_commit": _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"]),

@@ -150,7 +150,7 @@ def _execute(notebook: Notebook, lab: Lab, output: Path) -> bool:
             log.error("%s failed: %s: %s", notebook.name, error.ename, error.evalue.splitlines()[0] if error.evalue else "")
             return False
         except DeadKernelError:
-            log.error("%s failed: its kernel died", notebook.name)
+            log.error("%s failed: its kernel was ended; what it had measured is kept, and --resume goes on from there", notebook.name)
             return False
         except KeyboardInterrupt:
             _end_kernels()

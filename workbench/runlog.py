@@ -4,6 +4,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -181,11 +182,14 @@ class RunLog:
 
         Raises: WorkbenchError when the disk is full or gone; what was written before stays.
         """
-        line = record.model_dump_json().encode() + b"\n"
+        line, size = record.model_dump_json().encode() + b"\n", os.fstat(self._file.fileno()).st_size
         try:
-            self._file.write(line)
+            while line:                 # a disk that fills takes a part first, and refuses the rest
+                line = line[self._file.write(line):]
             os.fsync(self._file.fileno())
         except OSError as error:
+            with suppress(OSError):     # no torn line stays before a later one
+                os.ftruncate(self._file.fileno(), size)
             raise WorkbenchError(f"{self.path.name} cannot be written ({error.strerror}): free space and use --resume.") from None
 
 

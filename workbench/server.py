@@ -9,23 +9,26 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from workbench import attestation, client, communication, logs, nodes, plans
+from workbench import attestation, client, communication, keeper, logs, nodes, plans, stacks
 from workbench.arms import Arm
 from workbench.engine.cpu.paths import python_path
 from workbench.engine.orders import VARIABLE, Orders, Placement
-from workbench.errors import BadInput, ServerFailed
+from workbench.errors import BadInput, Hung, ServerFailed
 from workbench.flags import flag
 from workbench.flags import flags as own_flags
 from workbench.profile import ROOT, Node, Profile
 from workbench.runlog import NodeStart
 
 log = logging.getLogger(__name__)
+LOCAL, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")       # a server listens on this machine alone unless the profile names a host
+ENDED_WITHIN_S = 90
 
 # The CPU engine: SGLang's CPU path with its EAGLE-capable back end, fp32 so that tokens are identical.
 CPU_FLAGS = {"device": "cpu", "attention-backend": "intel_amx", "dtype": "float32", "disable-cuda-graph": True,
@@ -42,6 +45,7 @@ class Part:
     node: Node
     command: tuple[str, ...]
     environment: Mapping[str, str]
+    port: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Launch:
     port: int
     parts: tuple[Part, ...]
     orders: Orders
+    host: str = LOCAL
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -61,12 +66,18 @@ class Launch:
     def environment(self) -> Mapping[str, str]:
         return self.parts[0].environment
 
+    @property
+    def url(self) -> str:
+        """Where it answers this machine."""
+        host = LOCAL if self.host in EVERYWHERE else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
 
 @dataclass(frozen=True)
 class Server:
     """A server that is up: it answered a real completion. arms: those it serves, the first in force at start.
 
-    unattested: why it does not hold them as ordered on every rank; empty when it does.
+    unattested: why it does not hold them as ordered on every rank; empty when it does. alive: whether its launchers and keepers still run.
     """
 
     launch: Launch
@@ -75,10 +86,11 @@ class Server:
     log: Path
     attestation: tuple[dict[str, Any], ...]
     unattested: tuple[str, ...]
+    alive: Callable[[], bool]
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.launch.port}"
+        return self.launch.url
 
 
 def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str, concurrency: int = 0, **orders: Any) -> Launch:
@@ -94,7 +106,7 @@ def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str,
                        "serve them one by one")
     comm = communication.SETTINGS.get(arms[0].comm or "")
     held = {arm: profile.speculation.of(arm) for arm in arms if arm.speculates}
-    flags: dict[str, Any] = {"model-path": profile.pair.target, "host": "127.0.0.1", "tp": profile.tp}
+    flags: dict[str, Any] = {"model-path": profile.pair.target, "host": LOCAL, "tp": profile.tp}
     # Of CUDA graphs only the batch sizes that the workload reaches: SGLang captures more at every start (model_executor/cuda_graph_config.py).
     flags |= CPU_FLAGS if profile.engine == "cpu" else {"cuda-graph-max-bs-decode": max(concurrency, profile.workload.concurrency,
                                                                                          *plans.PARITY_CONCURRENCY)}
@@ -112,10 +124,11 @@ def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str,
     given = Orders(server=server, arms=placements, cpu=profile.engine == "cpu", **orders)
     environment = {"SGLANG_PLUGINS": "draft_tp", VARIABLE: given.to_json(), "HF_HUB_OFFLINE": "1", **nodes.environment(profile)}
     asked, meeting = {**profile.server.environment, **(comm.environment if comm else {})}, free_port() if len(profile.nodes) > 1 else 0
+    ports = [free_port() if number else port for number, _ in enumerate(profile.nodes)]
     return Launch(server, port, tuple(
-        Part(node, _command(flags | nodes.flags(profile, number, meeting) | {"port": free_port() if number else port}),
-             environment | (_cpu_environment(profile, number) if profile.engine == "cpu" else {}) | asked)
-        for number, node in enumerate(profile.nodes)), given)
+        Part(node, _command(flags | nodes.flags(profile, number, meeting) | {"port": ports[number]}),
+             environment | (_cpu_environment(profile, number) if profile.engine == "cpu" else {}) | asked, ports[number])
+        for number, node in enumerate(profile.nodes)), given, str(flags["host"]))
 
 
 def _command(flags: Mapping[str, Any]) -> tuple[str, ...]:
@@ -136,17 +149,19 @@ def _cpu_environment(profile: Profile, node: int) -> dict[str, str]:
 
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOCAL, 0))
         return probe.getsockname()[1]
 
 
 @contextmanager
-def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, concurrency: int = 0, **orders: Any) -> Iterator[Server]:
+def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, concurrency: int = 0, *,
+          locks: Sequence[int] = (), **orders: Any) -> Iterator[Server]:
     """Own a server of one or several arms: started on all of its nodes, ready, attested; whatever happens inside, all of its processes end.
 
     logfile: of the first node; a further one's lies beside it under its name.
-    Raises: BadInput for arms that one server cannot hold; ServerFailed when it dies, is not ready within the profile's deadline, or
-        somebody else answers on its port. The message carries the log's first failure.
+    locks: file descriptors that the keepers here hold as long as processes of the server may live.
+    Raises: BadInput for arms that one server cannot hold; ServerFailed when it dies, is not ready within the profile's deadline (Hung, where
+        it takes requests), or somebody else answers on its port. The message carries the log's first failure.
     """
     arms = (arms,) if isinstance(arms, Arm) else tuple(arms)
     launch = plan(profile, arms, port=int(flag(profile, "port", 0)) or free_port(), server=uuid.uuid4().hex[:12],
@@ -154,27 +169,32 @@ def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, concurrenc
     logfile.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     keepers: dict[Path, subprocess.Popen] = {}
+
+    def alive() -> bool:
+        return all(kept_by.poll() is None for kept_by in keepers.values())
+
     try:
         for number, part in enumerate(launch.parts):
             log_ = logfile.with_name(f"{logfile.stem}-{part.node.name}.log") if number else logfile
-            keepers[log_] = _keep(launch.server, part, log_)
-        _wait_ready(launch, keepers, profile.server.ready_within_s)
-        said = client.server_info(_url(launch))["draft_tp"]
+            keepers[log_] = _keep(launch.server, part, log_, launch.host, locks)
+        _wait_ready(launch, keepers, alive, profile.server.ready_within_s)
+        said = client.server_info(launch.url)["draft_tp"]
         if said.get("server") != launch.server:
             raise ServerFailed(f"another server answered on port {launch.port}: stop it, or free the port")
         unattested = [fault for arm in arms for fault in attestation.faults(
             arm, said["attestation"], profile.tp, profile.speculation.of(arm).agreement, profile.pair.draft if arm.speculates else None,
             len(profile.nodes))]
         unattested += communication.faults(arms[0].comm, said["attestation"])
-        yield Server(launch, arms, time.monotonic() - begun, logfile, tuple(said["attestation"]), tuple(dict.fromkeys(unattested)))
+        yield Server(launch, arms, time.monotonic() - begun, logfile, tuple(said["attestation"]), tuple(dict.fromkeys(unattested)), alive)
     finally:
         _release(list(keepers.values()), launch)
 
 
-def _keep(server: str, part: Part, logfile: Path) -> subprocess.Popen:
-    command, environment = nodes.keeper(part.node, part.environment, (server, str(logfile.resolve()), *part.command))
+def _keep(server: str, part: Part, logfile: Path, host: str = LOCAL, locks: Sequence[int] = ()) -> subprocess.Popen:
+    command, environment = nodes.keeper(part.node, part.environment,
+                                        (server, str(logfile.resolve()), f"{host}:{part.port}", *part.command))
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                            start_new_session=True, cwd=ROOT, env={**os.environ, **environment})
+                            start_new_session=True, cwd=ROOT, pass_fds=tuple(locks), env={**os.environ, **environment})
 
 
 def describe(launch: Launch) -> dict[str, Any]:
@@ -190,32 +210,44 @@ def describe(launch: Launch) -> dict[str, Any]:
     return described(first) | {"further": tuple(NodeStart(name=part.node.name, **described(part)) for part in others)}
 
 
-def _url(launch: Launch) -> str:
-    return f"http://127.0.0.1:{launch.port}"
-
-
-def _wait_ready(launch: Launch, keepers: Mapping[Path, subprocess.Popen], deadline_s: float) -> None:
+def _wait_ready(launch: Launch, keepers: Mapping[Path, subprocess.Popen], alive: Callable[[], bool], deadline_s: float) -> None:
     """Until a real completion came back: /health can be green while the first use of a communicator deadlocks (field report F26)."""
     end, logfile = time.monotonic() + deadline_s, next(iter(keepers))
     while time.monotonic() < end:
-        if dead := [kept for kept, keeper in keepers.items() if keeper.poll() is not None]:
-            raise ServerFailed(f"the server died while starting: {_first_failure(keepers) or _last(dead[0])}")
+        if not alive():
+            raise ServerFailed(f"the server died while starting: {_why(launch, keepers)}")
         try:
-            with socket.create_connection(("127.0.0.1", launch.port), timeout=1):
+            with socket.create_connection((urlsplit(launch.url).hostname, launch.port), timeout=1):
                 pass
         except OSError:
             time.sleep(0.2)
             continue
         left = max(1.0, end - time.monotonic())
         try:
-            answer = client.send(_url(launch), [{"id": "ready", "input_ids": [1, 2, 3]}], concurrency=1, max_new_tokens=8, deadline_s=left)
-        except ServerFailed as hung:
-            raise ServerFailed(f"the server accepts requests but no completion came within {deadline_s:g} s ({hung}): {_last(logfile)}") from None
+            answer = client.send(launch.url, [{"id": "ready", "input_ids": [1, 2, 3]}], concurrency=1, max_new_tokens=8, deadline_s=left,
+                                 alive=alive)
+        except Hung as hung:
+            raise Hung(f"the server accepts requests but no completion came within {deadline_s:g} s ({hung}; "
+                       f"{stacks.save(launch.server, logfile)}): {_last(logfile)}") from None
+        except ServerFailed:
+            continue                    # it died meanwhile
         if answer[0].error is None:
             return
         time.sleep(0.5)
     raise ServerFailed(f"the server was not ready within {deadline_s:g} s: {_first_failure(keepers) or _last(logfile)} "
                        "(raise server.ready_within_s if it was still loading)")
+
+
+def _why(launch: Launch, keepers: Mapping[Path, subprocess.Popen]) -> str:
+    """Why a server that has ended did."""
+    log_, kept_by = next((log_, kept_by) for log_, kept_by in keepers.items() if kept_by.poll() is not None)
+    if kept_by.returncode < 0:
+        return f"its keeper was ended by signal {-kept_by.returncode}, and the server with it"
+    if failure := _first_failure(keepers):
+        return failure
+    if not keeper.port_is_free(launch.port, launch.host):
+        return f"port {launch.port} was taken by another process: start again, or name a free one in server.flags.port"
+    return _last(log_)
 
 
 def _first_failure(logfiles: Iterable[Path]) -> str | None:
@@ -227,18 +259,26 @@ def _last(logfile: Path) -> str:
 
 
 def _release(keepers: Sequence[subprocess.Popen], launch: Launch) -> None:
-    for keeper in keepers:              # all at once: a node's ranks wait for those of the others
+    for kept_by in keepers:             # all at once: a node's ranks wait for those of the others
         with suppress(OSError):
-            keeper.stdin.close()        # the order to end the server
-        keeper.stdin = None
+            kept_by.stdin.close()       # the order to end the server
+        kept_by.stdin = None
     left = []
-    for keeper in keepers:
+    for kept_by in keepers:
         try:
-            said, _ = keeper.communicate(timeout=60)
+            said, _ = kept_by.communicate(timeout=ENDED_WITHIN_S)
         except subprocess.TimeoutExpired:
-            keeper.kill()
-            raise ServerFailed(f"the processes of server {launch.server} did not end within 60 s") from None
-        left += json.loads(said.splitlines()[-1])["left"] if said.strip() else []
+            kept_by.kill()
+            said, _ = kept_by.communicate()
+        told = keeper.account(said)
+        if told is None:                # the keeper itself was ended: its work is left to us
+            ended, alive = keeper.end(launch.server)
+            left += alive
+            log.warning("a keeper of server %s was ended before its server; %d processes were ended here", launch.server, len(ended))
+        else:
+            left += told["left"]
+            if told["gpus_free"] is False:
+                log.warning("the GPUs still list processes of server %s, which have ended: their memory may be taken for a while", launch.server)
     if left:
         raise ServerFailed(f"processes {left} of server {launch.server} could not be ended: end them by hand")
 

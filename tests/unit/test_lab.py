@@ -10,7 +10,7 @@ from simulated_runs import profile
 
 from workbench import attestation, lab, plans
 from workbench.arms import Arm
-from workbench.errors import ServerFailed
+from workbench.errors import Hung, ServerFailed
 from workbench.plans import Task
 from workbench.runlog import Block, Failure, Finding, Request, Start
 from workbench.schedule import Planned
@@ -33,13 +33,13 @@ class Servers:
         monkeypatch.setattr(lab.preflight, "check", lambda *_: [])
 
     @contextmanager
-    def serve(self, chosen, arms, logfile, concurrency=0):
+    def serve(self, chosen, arms, logfile, concurrency=0, locks=()):
         self.calls.append(("start", *(arm.name for arm in arms)))
         self.profile, self.live, url = chosen, self.live + 1, f"fake {len(self.calls)}"
         self.arms[url] = arms[0]
         assert self.live <= chosen.server.at_once
         try:
-            yield SimpleNamespace(arms=arms, seconds=1.0, url=url, unattested=(), attestation=({"rank": 0}, {"rank": 1}), log=logfile,
+            yield SimpleNamespace(arms=arms, seconds=1.0, url=url, unattested=(), attestation=({"rank": 0}, {"rank": 1}), log=logfile, alive=lambda: True,
                                   launch=SimpleNamespace(server="fake"))
         finally:
             self.live -= 1
@@ -121,7 +121,7 @@ def test_a_start_that_fails_beside_another_leaves_no_server(run, monkeypatch):
     fake = Servers(monkeypatch)
     two = at_once(run, 2)
 
-    def serve(chosen, arms, logfile, concurrency=0):
+    def serve(chosen, arms, logfile, concurrency=0, locks=()):
         if arms[0].speculates:
             raise ServerFailed("the server died while starting: why")
         return fake.serve(chosen, arms, logfile)
@@ -216,7 +216,7 @@ def test_an_optional_arm_whose_server_fails_is_left_out_with_all_that_server_was
     serve = fake.serve
 
     @contextmanager
-    def picky(chosen, arms, logfile, concurrency=0):
+    def picky(chosen, arms, logfile, concurrency=0, locks=()):
         if arms[0].comm == "gloo-lo":
             raise ServerFailed("the server died while starting: it cannot")
         with serve(chosen, arms, logfile) as up:
@@ -237,13 +237,81 @@ def test_an_optional_arm_whose_server_hangs_at_work_is_left_out_and_its_server_e
 
     def hang(url, prompts, **more):
         if fake.arms[url].comm:
-            raise ServerFailed("hung: no token for 60 s in request p0 while the server was up")
+            raise Hung("hung: no token for 60 s in request p0 while the server was up")
         return send(url, prompts, **more)
 
     monkeypatch.setattr(lab.client, "send", hang)
     run.measure([optional("shared+comm=gloo-lo"), task("shared", 1)])
     assert [b.arm for b in blocks(run)] == ["shared"] and fake.live == 0
     assert [(f.what, f.reason[:4]) for f in run.records if isinstance(f, Failure)] == [("setting", "hung")]
+
+
+def going_on(run) -> lab.Lab:
+    found = lab.Lab(run.profile.model_copy(update={"plan": run.profile.plan.model_copy(update={"on_failure": "go_on"})}), run.folder)
+    found.__dict__["prompts"] = run.prompts
+    return found
+
+
+def failures(run) -> list[tuple[str, str]]:
+    return [(r.arm, r.what) for r in run.records if isinstance(r, Failure)]
+
+
+@pytest.mark.parametrize("policy", ["stop", "go_on"])
+def test_an_arm_that_hangs_stops_the_experiment_or_is_left_out_by_the_profiles_policy(policy, run, monkeypatch):
+    fake, planned = Servers(monkeypatch), [task("shared"), task("own-1"), task("own-1"), task("shared")]
+    send, saved = fake.send, []
+
+    def hang(url, prompts, **more):
+        if fake.arms[url].placement == "own":
+            raise Hung("hung: no token for 60 s in request p0 while the server was up")
+        return send(url, prompts, **more)
+
+    monkeypatch.setattr(lab.client, "send", hang)
+    monkeypatch.setattr(lab.stacks, "save", lambda server, log: saved.append(fake.live) or f"stacks in {log.stem}")
+    if policy == "stop":
+        with pytest.raises(Hung):
+            run.measure(planned)
+        assert [b.arm for b in blocks(run)] == ["shared"] and len(fake.calls) == 3
+    else:
+        going_on(run).measure(planned)
+        assert [(b.arm, b.start) for b in blocks(run)] == [("shared", 0), ("shared", 1)]     # on a fresh server
+        going_on(run).measure(planned)                                                        # resumed: it is not tried again
+    assert failures(run) == [("own-1", "hung")] and fake.live == 0
+    assert saved == [1]                                                                       # while the server was up
+    reason = next(r.reason for r in run.records if isinstance(r, Failure))
+    assert reason.startswith("hung: no token for 60 s") and "(stacks in 000-shared-and-others)" in reason
+
+
+def test_where_the_run_goes_on_a_server_that_does_not_start_leaves_out_all_its_arms_and_no_other(run, monkeypatch):
+    fake = Servers(monkeypatch)
+
+    @contextmanager
+    def picky(chosen, arms, logfile, concurrency=0, locks=()):
+        if arms[0].speculates:
+            raise ServerFailed("the server died while starting: why")
+        with fake.serve(chosen, arms, logfile) as up:
+            yield up
+
+    monkeypatch.setattr(lab.servers, "serve", picky)
+    planned = [task("none"), task("shared"), task("own-1"), task("none", 1)]
+    two = going_on(at_once(run, 2))
+    two.measure(planned)
+    assert failures(two) == [("shared", "start"), ("own-1", "start")]
+    assert [b.arm for b in blocks(two)] == ["none", "none"] and fake.live == 0
+
+
+def test_where_the_run_goes_on_and_nothing_can_be_measured_it_fails(run, monkeypatch):
+    Servers(monkeypatch)
+
+    @contextmanager
+    def dies(*_, **__):
+        raise ServerFailed("the server died while starting: why")
+        yield
+
+    monkeypatch.setattr(lab.servers, "serve", dies)
+    with pytest.raises(ServerFailed, match="why"):
+        going_on(run).measure([task("none"), task("shared")])
+    assert failures(run) == [("none", "start"), ("shared", "start")]
 
 
 def test_progress_says_which_block_of_how_many_and_how_long_is_left(run, monkeypatch, caplog):

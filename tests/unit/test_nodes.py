@@ -1,5 +1,4 @@
 """Nodes: how a server's parts are started on each, which groups would straddle them, and what is refused before anything starts."""
-import json
 import sys
 import time
 
@@ -117,7 +116,7 @@ def test_a_node_is_reached_by_one_shell_command_and_its_keeper_ends_with_the_pip
         time.sleep(0.05)
     assert (tmp_path / "log").read_text() == "it's \"odd\" $HOME a 'quoted' $word\n"
     said, _ = kept.communicate(timeout=30)
-    assert json.loads(said.splitlines()[-1])["left"] == [] and kept.returncode == 0
+    assert keeper.account(said)["left"] == [] and kept.returncode == 0
     assert keeper.processes("far-server") == []
 
 

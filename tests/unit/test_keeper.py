@@ -1,0 +1,158 @@
+"""The keeper with a stand-in for a server: a tree of small processes that does whatever makes SGLang's workers outlive their parents.
+
+Real servers, and faults in every phase of a run: tests/engine/test_faults.py.
+"""
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workbench import keeper, server
+from workbench.profile import ROOT, Node
+
+# A launcher with workers that rename themselves, leave the session, ignore SIGTERM, lose their parent and their environment, or stand still.
+REST = "import time; time.sleep(600)     # a worker at rest"
+WORKERS = {
+    "renamed": "import setproctitle; setproctitle.setproctitle('sglang::scheduler_TP1')",
+    "own session": "os.setsid()",
+    "deaf": "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)",
+    "orphan": "os.fork() and os._exit(0); os.setsid()",
+    "unmarked orphan": "os.fork() and os._exit(0); os.setsid(); os.execve(sys.executable, [sys.executable, '-c', rest], {})",
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+}
+TREE = f"""
+import os, signal, subprocess, sys, time
+rest = {REST!r}
+for code in {list(WORKERS.values())!r}:
+    subprocess.Popen([sys.executable, "-c", "import os, signal, sys; rest = " + repr(rest) + "\\n" + code + "\\nexec(rest)"])
+time.sleep(0.1)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def tree(folder: Path, name: str = "stand-in") -> tuple[subprocess.Popen, Path]:
+    """A keeper over the stand-in, once all of it is there."""
+    log = folder / "server.log"
+    kept_by = server._keep(name, server.Part(Node(name="here"), (sys.executable, "-c", TREE), {}, server.free_port()), log)
+    until(lambda: log.exists() and "up" in log.read_text() and len(family(kept_by.pid)) >= 1 + len(WORKERS))
+    return kept_by, log
+
+
+def family(pid: int) -> list[psutil.Process]:
+    return [p for p in psutil.Process(pid).children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def until(holds, within_s: float = 30):
+    end = time.monotonic() + within_s
+    while not (found := holds()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_every_process_ends_whatever_it_did_to_itself_and_the_account_is_in_the_log(tmp_path):
+    kept_by, log = tree(tmp_path)
+    there = family(kept_by.pid)
+    assert len(keeper.processes("stand-in")) >= len(WORKERS)            # the renamed one too; the one without environment is not among them
+    said, _ = kept_by.communicate(timeout=30)
+    assert gone(there) and kept_by.returncode == 0
+    told = keeper.account(said)
+    assert told == keeper.account(log.read_text())
+    assert (told["why"], told["status"], told["left"], told["port_free"]) == ("released", -signal.SIGTERM, [], True)
+    assert {p.pid for p in there} <= set(told["ended"]) and 0 < told["seconds"] < 20
+
+
+def test_a_starter_that_is_killed_takes_its_server_along(tmp_path):
+    """kill -9 of whoever holds the pipe, as of a notebook's kernel."""
+    code = ("import sys, time; sys.path.insert(0, 'tests/unit'); from pathlib import Path; import test_keeper as t; "
+            f"kept_by, _ = t.tree(Path({str(tmp_path)!r})); print(kept_by.pid, flush=True); time.sleep(600)")
+    starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
+    pid = int(starter.stdout.readline())
+    there = [psutil.Process(pid), *family(pid)]
+    starter.kill()
+    starter.communicate()
+    until(lambda: gone(there))
+    assert keeper.account((tmp_path / "server.log").read_text())["why"] == "released"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_keeper_that_is_told_to_end_ends_its_server_first(number, tmp_path):
+    kept_by, _ = tree(tmp_path)
+    there = family(kept_by.pid)
+    kept_by.send_signal(number)
+    said = kept_by.stdout.read()
+    assert kept_by.wait(30) == 0 and gone(there) and keeper.account(said)["why"] == "signalled"
+
+
+def test_a_keeper_that_is_killed_takes_the_launcher_along_and_the_rest_is_ended_by_its_starter(tmp_path, caplog):
+    kept_by, log = tree(tmp_path)
+    there, marked, launcher = family(kept_by.pid), keeper.processes("stand-in"), psutil.Process(kept_by.pid).children()[0]
+    kept_by.kill()
+    kept_by.wait()
+    until(lambda: gone([launcher]))
+    server._release([kept_by], server.Launch("stand-in", 1, (), None))
+    assert gone(marked) and keeper.account(log.read_text()) is None
+    assert "was ended before its server" in caplog.text
+    for unmarked in set(there) - set(marked):       # without its environment and without a keeper nobody knows whose it was
+        if unmarked.is_running():
+            unmarked.kill()
+
+
+def test_a_server_that_dies_by_itself_is_told(tmp_path):
+    kept_by = server._keep("dies", server.Part(Node(name="here"), (sys.executable, "-c", "raise SystemExit(7)"), {}), tmp_path / "log")
+    kept_by.wait(30)
+    said = kept_by.stdout.read()
+    assert {k: v for k, v in keeper.account(said).items() if k in ("why", "status", "left")} == {"why": "died", "status": 7, "left": []}
+
+
+def test_a_port_that_somebody_else_holds_is_told(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        kept_by = server._keep("beside", server.Part(Node(name="here"), (sys.executable, "-c", ""), {}, port), tmp_path / "log")
+        said, _ = kept_by.communicate(timeout=30)
+    assert keeper.account(said)["port_free"] is False
+
+
+def test_a_full_disk_does_not_keep_a_keeper_from_its_work(tmp_path):
+    kept_by = server._keep("full", server.Part(Node(name="here"), (sys.executable, "-c", "import time; time.sleep(600)"), {}), Path("/dev/full"))
+    until(lambda: keeper.processes("full"))
+    said, _ = kept_by.communicate(timeout=30)
+    assert keeper.account(said)["left"] == [] and keeper.processes("full") == []
+
+
+def counts() -> dict[str, int]:
+    own = psutil.Process()
+    return {"processes": len(own.children(recursive=True)), "threads": threading.active_count(), "files": own.num_fds(),
+            "workers": sum((p.info["cmdline"] or [""])[-1] == REST for p in psutil.process_iter(["cmdline"]))}
+
+
+def test_ten_starts_and_stops_leave_counts_as_they_were(tmp_path):
+    """A stand-in for servers: real ones, a hundred times, by -m long."""
+    seen = []
+    for number in range(11):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        kept_by, _ = tree(folder, f"stand-in-{number}")
+        server._release([kept_by], server.Launch(f"stand-in-{number}", 1, (), None))
+        seen.append(counts())
+    assert seen[1:] == [seen[0]] * 10 and seen[0]["workers"] == 0, seen
+
+
+def test_an_account_is_the_last_of_its_kind():
+    lines = ["x", 'keeper: {"why": "died"}', 'keeper: {"why": "released"}', "y"]
+    assert keeper.account("\n".join(lines))["why"] == "released" and keeper.account("x") is None
