@@ -50,7 +50,7 @@ async def _send(url: str, prompts: Sequence[Mapping[str, Any]], concurrency: int
             await asyncio.wait([work], timeout=0.5)
             if not work.done() and not alive():
                 work.cancel()
-                await asyncio.wait([work])
+                await asyncio.gather(work, return_exceptions=True)
                 raise ServerFailed("the server ended while requests were at work")
         return list(work.result())
 

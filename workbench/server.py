@@ -243,10 +243,11 @@ def _why(launch: Launch, keepers: Mapping[Path, subprocess.Popen]) -> str:
     log_, kept_by = next((log_, kept_by) for log_, kept_by in keepers.items() if kept_by.poll() is not None)
     if kept_by.returncode < 0:
         return f"its keeper was ended by signal {-kept_by.returncode}, and the server with it"
-    if failure := _first_failure(keepers):
-        return failure
-    if not keeper.port_is_free(launch.port, launch.host):
+    if not keeper.port_is_free(launch.port, launch.host) and any("address already in use" in kept.read_text(errors="replace") for kept in keepers):
         return f"port {launch.port} was taken by another process: start again, or name a free one in server.flags.port"
+    if failure := _first_failure(keepers):
+        *before, last = failure.splitlines()        # what it came to, then how
+        return "\n".join([last, *before])
     return _last(log_)
 
 
