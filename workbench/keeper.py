@@ -96,8 +96,9 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
 def account(text: str) -> dict[str, Any] | None:
     """The keeper's account in its output or in a server's log; None where it did not live to write one.
 
-    server; why: "released" (the pipe closed), "signalled", "died" (the launcher did), or "a worker died: " and its name; status: the launcher's exit status, negative for
-    a signal; ended, left: pids; port_free, gpus_free: None where there is none; seconds: from the order to end until all this was known.
+    server; why: "released" (the pipe closed), "signalled", "died" (the launcher did), or "a worker died: " and its name; status: the launcher's
+    exit status, negative for a signal; ended, left: pids; port_free, gpus_free: None where there is none; seconds: from the order to end until
+    all this was known.
     """
     said = [line for line in text.splitlines() if line.startswith(KEEPER)]
     return json.loads(said[-1].removeprefix(KEEPER)) if said else None

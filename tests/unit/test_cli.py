@@ -1,5 +1,7 @@
 """The command line: bad input is one sentence that names field and mend, exit 2, and nothing was started."""
+import os
 import socket
+import subprocess
 
 import pytest
 import yaml
@@ -133,3 +135,43 @@ def test_blocks_measured_without_notebooks_have_their_machines_inputs(capsys, mo
     assert cli.main(["measure", "cpu-tiny", "--out", str(tmp_path / "run")]) == 3         # nothing was compared
     found = [r for r in runlog.read(tmp_path / "run" / "runs.jsonl") if r.kind == "finding"]
     assert [r.name for r in found] == ["machine"] and machine.Machine.from_json(found[0].value) == inputs
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_a_server_starts(capsys, tmp_path):
+    """A read-only file system where one can be mounted, which stops root too; else a folder without the right to write."""
+    folder = tmp_path / "outputs"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", folder], capture_output=True).returncode == 0
+    if not mounted:
+        folder.chmod(0o555)
+    try:
+        said = refused(capsys, folder, "cpu-tiny")
+    finally:
+        if mounted:
+            subprocess.run(["umount", folder], check=True)
+        folder.chmod(0o755)
+    assert "out: run cannot be written (" in said and "give a writable folder with --out" in said
+
+
+@pytest.mark.parametrize("command", [("measure",), ("replay", "--resume")])
+def test_a_damaged_log_is_named_by_its_line_and_left_as_it_is(command, capsys, tmp_path):
+    kept = lab.open_lab("cpu-tiny", tmp_path).folder / "runs.jsonl"
+    with runlog.RunLog(kept) as log:
+        log.append(runlog.Finding(experiment="e", name="n", time="t", value=1))
+    damaged = kept.read_bytes() + b"\x00garbage\n" + kept.read_bytes()
+    kept.write_bytes(damaged)
+    status = cli.main([command[0], "cpu-tiny", *command[1:], "--out", str(tmp_path)])
+    said = capsys.readouterr().err.strip()
+    assert status == 1 and said == "workbench: runs.jsonl: line 2 is damaged; restore the file or drop that line."
+    assert kept.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("number", cli.DISK)
+def test_a_disk_that_refuses_anywhere_is_one_sentence(number, capsys, monkeypatch, tmp_path):
+    def refuses(*_):
+        raise OSError(number, os.strerror(number), str(tmp_path / "report.html"))
+
+    monkeypatch.setattr(cli, "_report", refuses)
+    assert cli.main(["report", str(tmp_path)]) == 1
+    said = capsys.readouterr().err.strip()
+    assert f"report.html cannot be written ({os.strerror(number)})" in said and "--resume goes on" in said and "\n" not in said

@@ -2,6 +2,7 @@
 import json
 import re
 
+import faults
 import pytest
 
 from workbench.profile import ROOT
@@ -20,3 +21,8 @@ def test_a_ratio_is_the_recorded_one(name, a, b, figures):
 
 def test_the_table_is_there():
     assert len(ROWS) >= 3
+
+
+def test_the_table_of_faults_is_what_was_measured():
+    found = json.loads((ROOT / "fixtures" / "faults.json").read_text())
+    assert faults.table(found) in README and len(found["faults"]) >= 10
