@@ -122,9 +122,12 @@ def _kind(profile: Profile, arm: Arm) -> tuple:
 
 
 def variants(arms: Iterable[Arm]) -> list[Arm]:
-    """Settings of the speculating arms whose tokens are compared but not their speed: a tree, and (own-N) no agreement."""
+    """Settings of the speculating arms whose tokens are compared but not their speed: a tree, and (own-N) no agreement.
+
+    No tree of an arm with a step count of its own, which may not fill one: 05_steps measures those that can be.
+    """
     speculating = [arm for arm in arms if arm.speculates and not arm.replica and "off" not in (arm.agreement, arm.timing)]
-    trees = [replace(arm, topk=2, draft_tokens=6) for arm in speculating if arm.topk in (None, 1)]
+    trees = [replace(arm, topk=2, draft_tokens=6) for arm in speculating if arm.topk in (None, 1) and arm.steps is None]
     return trees + [replace(arm, agreement="off") for arm in speculating if arm.placement == "own" and arm.agreement is None]
 
 

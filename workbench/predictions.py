@@ -17,6 +17,7 @@ from workbench.lab import Lab
 from workbench.publish import reopen
 
 ALLOWED = 15.0          # percent that a prediction may be off before the notebook says so
+WORTH_NAMING = 0.02     # of the cycle: a stage's difference
 MODEL, FITTED = "model alone", "with shared's remainder"
 COLUMNS = ["arm", "measured cycle (ms)", f"{MODEL} (ms)", "off (%)", f"{FITTED} (ms)", "then off (%)"]
 
@@ -131,6 +132,7 @@ def sentence(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
     said = [_missed("With nothing taken from the run", table["arm"], table["off (%)"])]
     if not (fitted := table.dropna(subset="then off (%)")).empty:
         said.append(_missed("With what it does not know taken from shared", fitted["arm"], fitted["then off (%)"]))
+    said.append(_where(run, verdict, found, table.loc[table["off (%)"].abs().idxmax(), "arm"]))
     right, wrong = order(verdict, predicted(run, verdict, found))
     if wrong:
         said.append(f"It orders {'; '.join(wrong)} the other way round than measured.")
@@ -138,6 +140,17 @@ def sentence(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
         said.append(f"It orders {'each of the ' if len(right) > 1 else 'the '}{len(right)} pair{'s' if len(right) > 1 else ''} of arms whose "
                     "cycles differ by more than the run can resolve as measured.")
     return " ".join(said)
+
+
+def _where(run: Lab, verdict: Mapping[str, Any], found: Basis, arm: str) -> str:
+    """In which stages the arm that the model misses most takes longer or shorter than predicted, the larger differences first."""
+    told, stages = measured(verdict)[arm], predicted(run, verdict, found)[arm].stages
+    apart = {stage: time - 1e3 * stages[stage].total_s if stage in stages else time for stage, time in told.items() if stage != "cycle"}
+    large = sorted((stage for stage, ms in apart.items() if abs(ms) > WORTH_NAMING * told["cycle"]), key=lambda stage: -abs(apart[stage]))
+    if not large:
+        return f"Stage by stage {arm} is as predicted, or was not timed."
+    parts = ", ".join(f"{apart[stage]:+.2g} ms in {'the host' if stage == HOST else stage.replace('_', '-')}" for stage in large)
+    return f"Of {arm}, which it misses most, the measured cycle has {parts} against the model."
 
 
 def _missed(how: str, arms: Sequence[str], off: Sequence[float]) -> str:

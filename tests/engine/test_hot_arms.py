@@ -13,7 +13,7 @@ import psutil
 import pytest
 from serving import TOKENS, ask, histogram, per_round, serving
 
-from workbench import attestation, client, keeper, reference
+from workbench import attestation, client, keeper, reference, trace
 from workbench.arms import Arm
 from workbench.errors import ServerFailed
 
@@ -174,6 +174,26 @@ def test_what_cannot_be_switched_to_is_refused_with_the_reason_and_the_server_li
     account = client.server_info(hot.url)["draft_tp"]
     assert "no arm number 99" in account["refusal"] and account["arm"] == "shared"
     assert ask(hot, heldout[:1])[0].output_ids == decoded[0].output_ids
+
+
+def test_profiled_cycles_are_those_of_the_arm_in_force(hot, heldout, tmp_path):
+    """A real trace of SGLang's profiler, one file a rank: as many rounds as the server counted, and the draft's collectives where it has any."""
+    seconds = {}
+    for name in ("shared", "own-1"):
+        before = client.switch(hot.url, name, 30)["counts"]["rounds"]
+        assert client.start_profile(hot.url, tmp_path / name, "cpu") == ""
+        ask(hot, heldout[:1], tokens=24)
+        assert client.stop_profile(hot.url) == ""
+        counted = client.server_info(hot.url)["draft_tp"]["counts"]["rounds"]
+        first, *others = [trace.read(path) for path in sorted((tmp_path / name).iterdir())]
+        assert len(others) == 1
+        parts = trace.decompose(first, others)
+        for stage in ("draft", "verify", "draft_extend", "prefill", "draft_prefill"):
+            assert parts[stage].rounds == counted[stage] - before.get(stage, 0) > 0
+        assert parts["verify"].seconds["matrix"] > 0 and "between stages" in parts
+        seconds[name] = {stage: parts[stage].collectives_s for stage in ("draft", "draft_extend", "verify")}
+    assert all(seconds["shared"].values()) and seconds["own-1"]["draft_extend"] == 0 < seconds["own-1"]["verify"]
+    assert client.stop_profile(hot.url).startswith("/stop_profile was refused with HTTP 500")
 
 
 def test_a_refusal_of_one_rank_and_a_stale_state_are_seen(tiny, heldout, decoded, references, logfolder):

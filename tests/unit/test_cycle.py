@@ -282,6 +282,10 @@ def test_a_model_that_misses_is_said_to_miss_and_a_wrong_order_is_named(run, ver
     assert "With nothing taken from the run, the model misses 15 % for" in said
     assert "taken from shared, the model is within 15 % of every measured cycle" in said
     assert "It orders each of the 3 pairs of arms" in said
+    worst = rows["off (%)"].abs().idxmax()
+    told, stages = cycle.measured(verdict)[worst], predictions.predicted(run, verdict, found)[worst].stages
+    apart = told["verify"] - 1e3 * stages["verify"].total_s
+    assert f"Of {worst}, which it misses most" in said and f"{apart:+.2g} ms in verify" in said
     turned = json.loads(json.dumps(verdict))
     for c in turned["comparisons"]:
         if (c["a"], c["b"], c["metric"]) == ("own-1", "shared", "cycle_ms"):

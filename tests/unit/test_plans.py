@@ -96,3 +96,8 @@ def test_traces_come_after_all_else_of_the_first_start_of_each_arm(restart):
         assert planned[number].start_group == groups[0]
         assert not any(p.role == "measure" and p.start_group == groups[0] for p in planned[number:])
     assert not any(t.planned.role == "trace" for t in tasks(restart=restart))
+
+
+def test_an_arm_with_steps_of_its_own_is_measured_and_has_no_tree_that_it_might_not_fill():
+    arms = [Arm.parse(name) for name in ("shared", "shared+steps=1", "own-1+steps=7")]
+    assert [arm.name for arm in plans.variants(arms)] == [f"shared{TREE}", "own-1+steps=7+agreement=off"]
