@@ -23,13 +23,17 @@ COLUMNS = ["arm", "part", "predicted (MiB)", "measured (MiB)", "off (%)"]
 def measured(run: Lab) -> dict[str, dict[str, int]]:
     """{arm: {part: bytes}} as attested by the first server that held the arm, of the rank that holds most of each part.
 
-    The target's KV pool is as large as the server's smallest arm leaves it, so it is listed with the arm.
+    Of arms that share a placement the first stands for all: their settings take no memory that is counted here. The target's KV pool is as
+    large as the server's smallest arm leaves it, so it is listed with the arm.
     """
     found: dict[str, dict[str, int]] = {}
+    placed: set[tuple[str, int | None]] = set()
     for start in (record for record in run.records if isinstance(record, Start)):
         for name in start.arms:
-            ranks = [facts for entry in start.attestation if (facts := _held(entry, Arm.parse(name)))]
-            if ranks and name not in found:
+            arm = Arm.parse(name)
+            ranks = [facts for entry in start.attestation if (facts := _held(entry, arm))]
+            if ranks and (arm.placement, arm.group) not in placed:
+                placed.add((arm.placement, arm.group))
                 found[name] = {part: max(facts[part] for facts in ranks) for part in ranks[0]}
     return found
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,8 +53,8 @@ PLANS: dict[str, Callable[[Lab], Sequence[Task]]] = {
 def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int:
     """Execute the notebooks into the run's folder; returns the exit status: 0 valid, 1 a notebook failed, 3 finished but not valid.
 
-    resume: leave out notebooks that an earlier replay finished; blocks in the log are never measured again. Of a recording those are left
-    out whose experiment it does not hold, and its verdict must be the recorded one (else 1).
+    resume: leave out notebooks that an earlier replay finished; blocks in the log are never measured again. A recording is rendered anew:
+    notebooks whose experiment it does not hold are left out, and its verdict must be the recorded one (else 1).
     Raises: BadInput for an unknown notebook in skip, or when another replay is at work on the folder. KeyboardInterrupt when it is
         interrupted: verdict and report are then those of what was measured.
     """
@@ -63,7 +64,7 @@ def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int
     with running.Claim(lab.folder) as claim:
         chosen = [notebook for notebook in NOTEBOOKS if notebook.name not in skip and _applies(notebook, lab)]
         try:
-            failed = _notebooks(lab, claim, chosen, resume)
+            failed = _render(lab, chosen) if lab.recording else _notebooks(lab, claim, chosen, resume)
         except KeyboardInterrupt:
             lab.stopped("by hand")
             _published(lab)
@@ -96,6 +97,21 @@ def _notebooks(lab: Lab, claim: running.Claim, chosen: Sequence[Notebook], resum
             if not _execute(notebook, lab, output):
                 failed.append(notebook.name)
     return failed
+
+
+def _render(lab: Lab, chosen: Sequence[Notebook]) -> list[str]:
+    """The notebooks of a recording, a few at once since none adds to the log; returns the names of those that failed."""
+    folder = lab.folder / "notebooks"
+    folder.mkdir(parents=True, exist_ok=True)
+    log.info("%s", ", ".join(notebook.name for notebook in chosen))
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 4)) as pool:
+        done = [pool.submit(_execute, notebook, lab, folder / f"{notebook.name}.ipynb") for notebook in chosen]
+        try:
+            return [notebook.name for notebook, rendered in zip(chosen, done) if not rendered.result()]
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            _end_kernels()
+            raise
 
 
 def _applies(notebook: Notebook, lab: Lab) -> bool:

@@ -87,7 +87,7 @@ def run(tmp_path):
 
 def test_predicted_beside_measured(run):
     tiny = profile.load("cpu-tiny")
-    found = run(attested(tiny, ("none",)), attested(tiny, ("shared", "own-1"), stretch=1.1))
+    found = run(attested(tiny, ("none",)), attested(tiny, ("shared", "own-1", "shared#2", "own-1+steps=2"), stretch=1.1))
     rows = footprint.table(found).set_index(["arm", "part"])
     assert list(rows.index) == [
         ("none", "target weights"), ("none", "target KV pool"),
