@@ -72,10 +72,25 @@ def by_load(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[int
     return found
 
 
-def load_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """``by_load`` as a table, for ``charts.by_load``."""
-    rows = [(f"{a} ÷ {b}", load, i.ratio, i.low, i.high) for (a, b), ratios in by_load(comparisons).items() for load, i in sorted(ratios.items())]
-    return pd.DataFrame(rows, columns=["comparison", "requests at once", "ratio", "low", "high"])
+def load_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """The ratios of tokens/s by requests at once, for ``charts.by_load``. rows: ``tables.comparisons``."""
+    here = rows[rows["experiment"].str.startswith(crossing("")) & rows["valid"] & (rows["metric"] == tables.METRIC_NAMES["tokens_per_s"])]
+    loads = here["experiment"].str.removeprefix(crossing("")).astype(int)
+    return here.assign(**{"requests at once": loads})[["comparison", "requests at once", "ratio", "low", "high"]].sort_values("requests at once")
+
+
+def candidates(profile: Profile) -> pd.DataFrame:
+    """One row a placement and tree or chain of 05's search: the step counts that are tried. Each server's field is searched by itself."""
+    rows = [(field.topk, place, ", ".join(str(profile.speculation.of(Arm.parse(name)).steps) for name in names), len(names))
+            for field in sweeps.fields(profile) for place, names in field.arms.items()]
+    return pd.DataFrame(rows, columns=["topk", "placement", "steps tried", "candidates"])
+
+
+def loads_sentence(profile: Profile) -> str:
+    """At which loads the best settings are compared, and why not at others."""
+    loads, skipped = sweeps.loads(profile)
+    return f"Compared at {', '.join(map(str, loads)) or 'no number of'} requests at once." + "".join(
+        f" Not at {load}: {why}." for load, why in skipped.items())
 
 
 def implied(profile: Profile, records: Sequence[Line]) -> tuple[Choice, ...]:

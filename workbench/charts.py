@@ -31,7 +31,7 @@ def throughput_by_pair(blocks: pd.DataFrame, arms: Sequence[str] | None = None, 
     base = alt.Chart(tables.thinned(blocks)).encode(
         alt.X("pair:Q", title="pair of blocks", axis=alt.Axis(tickMinStep=1, format="d", grid=False),
               scale=alt.Scale(nice=False, padding=12)),
-        alt.Y("throughput (tokens/s):Q", scale=alt.Scale(zero=False, padding=10)), _colour(blocks, arms))
+        alt.Y("throughput (tokens/s):Q", scale=alt.Scale(zero=False, padding=10)), _colour(blocks, arms, width))
     return _finished(base.mark_line(strokeWidth=1, opacity=0.45) + base.mark_circle(size=46, opacity=1), width, 250)
 
 
@@ -41,7 +41,7 @@ def throughput_by_start(blocks: pd.DataFrame, arms: Sequence[str] | None = None,
     blocks, arms: as for ``throughput_by_pair``.
     """
     base = alt.Chart(tables.thinned(blocks)).encode(
-        alt.X("start:O", title="server start", axis=alt.Axis(labelAngle=0)), _colour(blocks, arms))
+        alt.X("start:O", title="server start", axis=alt.Axis(labelAngle=0)), _colour(blocks, arms, width))
     y = dict(field="throughput (tokens/s)", type="quantitative", title="throughput (tokens/s)", scale=alt.Scale(zero=False, padding=10))
     return _finished(base.mark_circle(size=40, opacity=0.5).encode(alt.Y(**y))
                      + base.mark_tick(thickness=3, size=26).encode(alt.Y(**y, aggregate="mean")), width, 250)
@@ -85,7 +85,7 @@ def accept_by_position(table: pd.DataFrame, arms: Sequence[str] | None = None, w
     base = alt.Chart(table.assign(top=table["high"].fillna(table[share]))).encode(
         alt.X("position:O", title="position of the draft token", axis=alt.Axis(labelAngle=0), scale=alt.Scale(paddingInner=0.35)),
         alt.XOffset("arm:N", sort=_order(table["arm"]), scale=alt.Scale(paddingInner=0.12)))
-    bars = base.mark_bar().encode(alt.Y(field=share, **y), _colour(table, arms))
+    bars = base.mark_bar().encode(alt.Y(field=share, **y), _colour(table, arms, width))
     whiskers = base.transform_filter("isValid(datum.low)").mark_rule(color=INK).encode(alt.Y(field="low", **y), alt.Y2("high"))
     numbers = base.mark_text(dy=-8, color=MUTED).encode(alt.Y(field="top", **y), alt.Text(field=share, type="quantitative", format=".0f"))
     room = len(table) * 24 <= width  # else the numbers would run into each other
@@ -105,7 +105,7 @@ def collectives(table: pd.DataFrame, arms: Sequence[str] | None = None, width: i
     base = alt.Chart(table).encode(
         alt.Y("stage:N", title=None, sort=_stages(table), axis=alt.Axis(ticks=False, labelPadding=8), scale=alt.Scale(paddingInner=0.25)),
         alt.YOffset("arm:N", sort=_order(table["arm"]), scale=alt.Scale(paddingInner=0.15)))
-    bars = base.mark_bar().encode(alt.X(field="count", **x), _colour(table, arms))
+    bars = base.mark_bar().encode(alt.X(field="count", **x), _colour(table, arms, width))
     words = base.mark_text(align="left", dx=5, color=MUTED).encode(alt.X(field="end", **x), text="text:N")
     return _finished(bars + words, width, (22 * table["arm"].nunique() + 14) * table["stage"].nunique())
 
@@ -267,11 +267,13 @@ def _stages(table: pd.DataFrame) -> list[str]:
     return [stage for stage, _ in tables.in_order(dict.fromkeys(table["stage"]))]
 
 
-def _colour(table: pd.DataFrame, arms: Sequence[str] | None) -> alt.Color:
-    """Only the table's own arms are in the legend, in the colours they have among all."""
+def _colour(table: pd.DataFrame, arms: Sequence[str] | None, width: int) -> alt.Color:
+    """Only the table's own arms are in the legend, in the colours they have among all, in as many columns as the chart has room for."""
     colours = palette([*table["arm"], *(arms or ())])
     present = _order(table["arm"])
-    return alt.Color("arm:N", title=None, scale=alt.Scale(domain=present, range=[colours[name] for name in present]))
+    columns = max(1, width // (30 + 7 * max(map(len, present), default=1)))
+    return alt.Color("arm:N", title=None, scale=alt.Scale(domain=present, range=[colours[name] for name in present]),
+                     legend=alt.Legend(columns=min(columns, len(present) or 1)))
 
 
 def _forest_label(row: Mapping[str, Any], telling: Sequence[str]) -> str:

@@ -122,7 +122,7 @@ def _measure(options: argparse.Namespace) -> int:
 
 def _record(options: argparse.Namespace) -> int:
     from workbench import recording, traces
-    from workbench.publish import reopen
+    from workbench.lab import reopen
 
     lab = reopen(options.run)
     traces.decompositions(lab)               # into the log: the traces themselves are not kept
@@ -152,7 +152,8 @@ def _probe(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from workbench import verdict
-    from workbench.publish import publish, reopen
+    from workbench.lab import reopen
+    from workbench.publish import publish
 
     lab = reopen(options.folder)
     print(publish(lab)["sentence"])

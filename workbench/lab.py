@@ -203,6 +203,17 @@ def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any]
     return found
 
 
+def reopen(folder: Path) -> Lab:
+    """The lab of a finished or interrupted run.
+
+    Raises: BadInput when the folder holds no run.
+    """
+    kept = Path(folder) / "profile.json"
+    if not kept.exists():
+        raise BadInput("DIR", f"{Path(folder).name} holds no run", "give the folder of a replay, e.g. one under outputs/")
+    return Lab(Profile.model_validate_json(kept.read_text()), Path(folder))
+
+
 def _narrate() -> None:
     """Progress as text in a notebook, whose kernel shows nothing below a warning; a program that set up its logging keeps it."""
     ours = logging.getLogger("workbench")

@@ -21,9 +21,14 @@ STEPS, COLLECTIVES = "steps", "collectives"
 Plan = Callable[[Sequence[Line]], list[Task]]       # all tasks that the log has decided on so far, those that it holds included
 
 
-def crossing(load: int) -> str:
+def crossing(load: int | str) -> str:
     """The experiment in which 05_steps compares the best settings at so many requests at once."""
     return f"{STEPS}_at_{load}"
+
+
+def is_sweep(experiment: str) -> bool:
+    """Whether an experiment is one of 05's or 06's, which compare settings where the others compare placements."""
+    return experiment in (STEPS, COLLECTIVES) or experiment.startswith(crossing(""))
 
 
 # ------------------------------------------------------------------ 05_steps
