@@ -212,6 +212,23 @@ def by_load(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
                      + base.mark_circle(size=70, opacity=1).encode(alt.Y(field="ratio", **y)), width, 260)
 
 
+def two_runs(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
+    """The same comparisons as two runs made them, one under the other, and the line of no difference at 1.
+
+    table: ``versus.points``.
+    """
+    labels = list(dict.fromkeys(table["label"]))
+    x = dict(type="quantitative", title="ratio (1: no difference)", scale=alt.Scale(zero=False, padding=20), axis=alt.Axis(tickCount=width // 90))
+    base = alt.Chart(table).encode(
+        alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=width * 0.45),
+              scale=alt.Scale(paddingInner=0.3)),
+        alt.YOffset("run:N", sort=["A", "B"]),
+        alt.Color("run:N", title=None, scale=alt.Scale(domain=["A", "B"], range=ARM_COLOURS[:2])))
+    one = alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=MUTED, strokeDash=[3, 3]).encode(alt.X(field="ratio", **x))
+    return _finished(one + base.mark_rule(strokeWidth=2.5).encode(alt.X(field="low", **x), alt.X2("high"))
+                     + base.mark_circle(size=80, opacity=1).encode(alt.X(field="ratio", **x)), width, 52 * len(labels) + 10)
+
+
 def precision(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
     """Standard error of a ratio against the time spent, on logarithmic axes: each way of measuring falls by half a decade in a decade, and
     the lower line is the cheaper way.
