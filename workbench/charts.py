@@ -53,6 +53,8 @@ def forest(comparisons: pd.DataFrame, controls: pd.DataFrame | None = None, widt
     comparisons, controls: ``tables.comparisons`` and ``tables.controls``; a control is the yardstick of what was compared in its
     experiment by its metric and method. A row without numbers keeps its place and says "refused" or "unknown".
     """
+    if comparisons.empty and (controls is None or controls.empty):
+        return _nothing("nothing was compared", width)
     parts = [comparisons.assign(control=False)] + ([] if controls is None or controls.empty else [controls.assign(control=True)])
     rows = pd.concat(parts, ignore_index=True)
     telling = [column for column in ("metric", "experiment") if rows[column].nunique() > 1]
@@ -182,6 +184,8 @@ def sweep_map(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
     """
     share = "speed (% of the best)"
     known = table.dropna(subset=share)
+    if known.empty:
+        return _nothing("no search: there was nothing to choose from, or nothing was measured", width)
     words = [f"{tables.decimal(value, 0)} ({pairs})" for value, pairs in zip(known[share], known["pairs of blocks"])]
     low = known[share].min()
     base = alt.Chart(known.assign(words=words, share=known[share])).encode(
@@ -199,6 +203,8 @@ def by_load(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
 
     table: ``best.load_table``.
     """
+    if table.empty:
+        return _nothing("no comparison has a result", width)
     names = list(dict.fromkeys(table["comparison"]))
     colour = alt.Color("comparison:N", title=None, scale=alt.Scale(domain=names, range=[ARM_COLOURS[i % len(ARM_COLOURS)] for i in range(len(names))]))
     loads = sorted(set(table["requests at once"]))
@@ -210,6 +216,25 @@ def by_load(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
     return _finished(one + base.mark_line(strokeWidth=1.5).encode(alt.Y(field="ratio", **y))
                      + base.mark_rule(strokeWidth=2, opacity=0.6).encode(alt.Y(field="low", **y), alt.Y2("high"))
                      + base.mark_circle(size=70, opacity=1).encode(alt.Y(field="ratio", **y)), width, 260)
+
+
+def narrowing(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
+    """How a ratio settles pair by pair: each pair's own, the ratio of all so far, and its interval, which narrows.
+
+    table: ``watching.narrowing``.
+    """
+    if table.empty:
+        return _nothing("no pair of blocks yet", width)
+    y = dict(type="quantitative", title="ratio of throughput", scale=alt.Scale(zero=False, padding=10))
+    base = alt.Chart(table).encode(alt.X("pair:Q", title="pairs of blocks", axis=alt.Axis(tickMinStep=1, format="d", grid=False),
+                                         scale=alt.Scale(nice=False, padding=16)))
+    known = base.transform_filter("isValid(datum.low)")
+    one = alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=MUTED, strokeDash=[3, 3]).encode(alt.Y(field="ratio", **y))
+    return _finished(
+        one + known.mark_area(color=ARM_COLOURS[0], opacity=0.16).encode(alt.Y(field="low", **y), alt.Y2("high"))
+        + known.mark_rule(color=ARM_COLOURS[0], strokeWidth=1.5, opacity=0.6).encode(alt.Y(field="low", **y), alt.Y2("high"))
+        + base.mark_line(color=ARM_COLOURS[0], strokeWidth=2).encode(alt.Y(field="ratio", **y))
+        + base.mark_circle(color=MUTED, size=40, opacity=0.8).encode(alt.Y(field="ratio of the pair", **y)), width, 220)
 
 
 def two_runs(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:

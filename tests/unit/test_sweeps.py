@@ -6,7 +6,7 @@ import pytest
 from simulated_runs import profile
 from simulated_sweeps import play, steps_of
 
-from workbench import best, communication, sweeps, verdict
+from workbench import best, charts, communication, sweeps, tables, verdict
 from workbench.arms import Arm
 from workbench.errors import BadInput
 from workbench.runlog import Block, Failure, Start
@@ -167,6 +167,25 @@ def test_acceptance_implies_the_accept_length_of_every_chain(swept):
     assert [c.steps for c in choices] == [1, 2, 3]      # the simulated drafts never have a fourth one right
     # Simulated rounds have 0, 1, 2, 3 correct drafts as 1 : 2 : 3 : 4.
     assert [round(c.accept_length, 1) for c in choices] == pytest.approx([1.9, 2.6, 3.0], abs=0.15)
+
+
+def test_charts_of_sweeps_are_drawn_and_of_nothing_say_why(swept):
+    chosen, records = swept
+    rows = tables.comparisons(verdict.judge(chosen, records).to_json())
+    drawn = charts.svg(charts.sweep_map(best.sweep_map(chosen, records)))
+    assert drawn.count("aria-roledescription=\"rect mark\"") == 8 and "100 (6)" in drawn
+    loads = best.load_table(rows)
+    assert sorted(set(loads["requests at once"])) == [1, 4] and "own-1+steps=2 ÷ none" in charts.svg(charts.by_load(loads))
+    assert "no search" in charts.svg(charts.sweep_map(best.sweep_map(chosen, [])))
+    assert "no comparison has a result" in charts.svg(charts.by_load(best.load_table(rows.iloc[:0])))
+    assert "nothing was compared" in charts.svg(charts.forest(rows.iloc[:0]))
+
+
+def test_a_single_step_count_needs_no_search():
+    chosen = tiny(step_counts=(3,), against_none=False)
+    records = play(sweeps.steps(chosen, PROMPTS), fastest(chosen))
+    assert not blocks(records, "steps", "search") and verdict.judge(chosen, records).valid
+    assert {b.arm for b in blocks(records)} == {"shared", "own-1", "shared#2"}
 
 
 def test_a_log_without_a_search_has_no_map_to_show_and_implies_nothing():
