@@ -173,7 +173,7 @@ class Panel:
         if ticket is None:
             self.state.value = "<span class='muted'>No run is at work.</span>"
             return
-        seen = (ticket, *(_size(self.folder / name) for name in ("runs.jsonl", running.LOG)), _size(_newest(self.folder)))
+        seen = (ticket, alive, *(_size(self.folder / name) for name in ("runs.jsonl", running.LOG)), _size(_newest(self.folder)))
         if seen == self._seen:
             return
         self._seen = seen
