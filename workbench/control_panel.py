@@ -18,16 +18,26 @@ from IPython.display import display
 
 from workbench import charts, logs, preflight, runlog, running, tables, watching
 from workbench.arms import Arm
+from workbench.checks import Check
 from workbench.errors import BadInput, WorkbenchError
 from workbench.lab import reopen
 from workbench.profile import ROOT, Profile, available, load
 from workbench.replay import NOTEBOOKS
 
 EVERY_S = 1.0           # between two looks at the run's folder
-STYLE = ("<style>.dtw table{border-collapse:collapse;font-size:13px}.dtw th,.dtw td{text-align:left;padding:3px 14px 3px 0;border-bottom:1px solid "
-         "#e1e5e9;vertical-align:top}.dtw pre{background:#f6f7f9;border:1px solid #e1e5e9;border-radius:6px;padding:8px 10px;font-size:12px;"
-         "line-height:1.4;white-space:pre-wrap;max-height:16em;overflow:auto;margin:4px 0}.dtw .bad{color:#b3412a;font-weight:600}"
-         ".dtw .good{color:#2f7d5d;font-weight:600}.dtw .muted{color:#5c6773;font-size:12px}</style>")
+STYLE = """<style>
+.dtw { overflow: hidden; max-width: 60em; }
+.dtw .widget-html, .dtw .widget-html-content { width: auto; min-width: 0; margin: 2px; }
+.dtw .jupyter-widgets.widget-hbox { flex-flow: row wrap; overflow: visible; align-items: center; }
+.dtw .widget-checkbox { margin-right: 18px; }
+.dtw table { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
+.dtw th, .dtw td { text-align: left !important; padding: 3px 14px 3px 0; border-bottom: 1px solid var(--jp-border-color2, #e1e5e9); vertical-align: top; }
+.dtw pre { background: var(--jp-layout-color2, #f6f7f9); border-radius: 4px; padding: 6px 10px; font-size: 12px; line-height: 1.4; white-space: pre-wrap;
+  max-height: 15em; overflow: auto; margin: 2px 0 8px; }
+.dtw .bad { color: #b3412a; font-weight: 600; } .dtw .good { color: #2f7d5d; font-weight: 600; }
+.dtw .muted { color: var(--jp-ui-font-color2, #5c6773); font-size: 12px; line-height: 1.4; }
+.dtw .said { font-size: 15px; line-height: 1.45; margin: 8px 0; max-width: 48em; } .dtw svg { max-width: 100%; height: auto; background: #fff; }
+</style>"""
 _ENDED = {0: "finished, valid", 1: "a notebook failed", 2: "the input was refused", 3: "finished without a valid result", 130: "stopped"}
 
 
@@ -44,12 +54,14 @@ class Panel:
         self.outputs, self.notebook = Path(out).resolve().parent, notebook
         self.folder: Path | None = None
         self._seen: tuple = ()
-        names = list(dict.fromkeys([str(profile), *available()]))
-        self.profile = widgets.Dropdown(options=names, value=str(profile), description="profile")
+        names = dict.fromkeys([str(profile), *available()])
+        self.profile = widgets.Dropdown(options=[(Path(name).stem, name) for name in names], value=str(profile), description="profile")
         self.arms = widgets.HBox()
-        self.pairs = widgets.BoundedIntText(min=1, max=1000, description="pairs")
-        self.starts = widgets.BoundedIntText(min=1, max=100, description="starts")
-        self.budget = widgets.BoundedFloatText(value=0, min=0, max=1e6, description="seconds", tooltip="no further round after so many; 0: no limit")
+        short = {"layout": widgets.Layout(width="160px")}
+        self.pairs = widgets.BoundedIntText(min=1, max=1000, description="pairs", **short)
+        self.starts = widgets.BoundedIntText(min=1, max=100, description="starts", **short)
+        self.budget = widgets.BoundedFloatText(value=0, min=0, max=1e6, description="seconds", tooltip="no further round after so many; 0: no limit",
+                                               **short)
         self.decided = widgets.Checkbox(description="stop when decided", indent=False)
         self.scope = widgets.Dropdown(options=[("this notebook", notebook)] * bool(notebook) + [("the whole investigation", None)], description="run")
         self.check, self.start, self.stop = (widgets.Button(description=d, tooltip=t, button_style=s) for d, t, s in (
@@ -115,7 +127,7 @@ class Panel:
         except BadInput as error:
             self.checks.value = _bad(error)
             return False
-        self.checks.value = _table(tables.checks(found))
+        self.checks.value = _checked(found)
         return all(check.status != "refused" for check in found)
 
     # ------------------------------------------------------------------ start, stop
@@ -211,11 +223,20 @@ class Panel:
             self.result.value = ""
 
 
+def _checked(found: Sequence[Check]) -> str:
+    """The preflight: what warns or refuses in sight, all of it a click away."""
+    table, told = tables.checks(found), [check for check in found if check.status != "passed"]
+    refused = sum(check.status == "refused" for check in found)
+    word = f"<span class='bad'>{refused} refused</span>" if refused else "<span class='good'>nothing refused</span>"
+    return (f"<b>Preflight:</b> {word}, {len(told) - refused} warned, {len(found) - len(told)} passed"
+            f"{_table(table[table['status'] != 'passed']) if told else ''}<details><summary class='muted'>every check</summary>{_table(table)}</details>")
+
+
 def _verdict(lab: Any) -> str:
     verdict = lab.verdict.to_json()
     word = "<span class='good'>Valid.</span>" if verdict["valid"] else "<span class='bad'>Not valid.</span>"
     where = f"report.html and verdict.json lie in {lab.folder.name}; in this notebook: out = \"../outputs/{lab.folder.name}\""
-    return (f"<h3>{word} {escape(verdict['sentence'])}</h3>{_table(tables.shown(tables.arms(verdict, lab.profile.model_dump(mode='json'))))}"
+    return (f"<div class='said'>{word} {escape(verdict['sentence'])}</div>{_table(tables.shown(tables.arms(verdict, lab.profile.model_dump(mode='json'))))}"
             f"<div class='muted'>{escape(where)}</div>")
 
 
