@@ -10,7 +10,7 @@ KEY := $(shell { cat $(PINS); $(PYTHON) -c 'import sys, platform; print(sys.vers
 BASE := $(CACHE)/$(KEY)
 BIN := .venv/bin
 
-.PHONY: env replay test lab clean
+.PHONY: env replay test lab pictures clean
 env: .venv/ready-$(KEY)
 
 $(BASE)/ready:
@@ -39,6 +39,10 @@ test: env
 lab: env
 	JUPYTER_PATH=$(BASE)/share/jupyter JUPYTERLAB_DIR=$(BASE)/share/jupyter/lab JUPYTER_CONFIG_PATH=$(BASE)/etc/jupyter \
 	  $(BIN)/python -m jupyterlab --notebook-dir=$(NOTEBOOKS) $(ARGS)
+
+# README's pictures are those that the tests made last.
+pictures:
+	cp outputs/pictures/*.png fixtures/pictures/
 
 clean:
 	rm -rf .venv build *.egg-info
