@@ -124,20 +124,25 @@ class Lab:
         with RunLog(self.folder / "runs.jsonl") as file, _gpus_given_back(self.profile, file), _Bench(self, file) as bench:
             while left := self.left(tasks := decide(self.records)):
                 bench.plan(tasks, [task for _, task in left])
-                if not self._measure(bench, file, left, len(tasks), rule):
+                if not self._measure(bench, file, left, tasks, rule):
                     break
 
-    def _measure(self, bench: _Bench, file: RunLog, left: Sequence[tuple[int, Task]], total: int, rule: stopping.Rule | None) -> bool:
-        """Run these tasks; whether the plan is to be asked again. Raises: ServerFailed."""
+    def _measure(self, bench: _Bench, file: RunLog, left: Sequence[tuple[int, Task]], tasks: Sequence[Task], rule: stopping.Rule | None) -> bool:
+        """Run what is left of these tasks; whether the plan is to be asked again. Raises: ServerFailed."""
+        before, old = self.records, len(file.added)         # read once: a long log takes longer to read than a block to run
         for place, (index, task) in enumerate(left):
-            if rule and (why := rule.ends(self.records, task)):
-                if not any(isinstance(r, Finding) and (r.experiment, r.name) == (rule.experiment, stopping.STOPPED) for r in self.records):
-                    file.append(Finding(experiment=rule.experiment, name=stopping.STOPPED, time=_now(), value={
-                        "why": why, "blocks_left": len(left) - place}))
+            now = [*before, *file.added[old:]]
+            why = rule.ends(now, task) if rule else "seconds" if stopping.overspent(self.profile, now, tasks, task) else None
+            if why:
+                about = rule.experiment if rule else task.planned.experiment
+                if not any(isinstance(r, Finding) and (r.experiment, r.name) == (about, stopping.STOPPED) for r in now):
+                    file.append(Finding(experiment=about, name=stopping.STOPPED, time=_now(), value={"why": why, "blocks_left": len(left) - place}))
+                if rule is None:
+                    return False
                 continue
             rest = [task for _, task in left[place:]]
-            log.info("%s: block %d of %d on %s%s", task.planned.experiment, total - len(left) + place + 1, total, task.planned.arm,
-                     pace.words(pace.left_s(self.records, rest, bench.starts_left(rest))))
+            log.info("%s: block %d of %d on %s%s", task.planned.experiment, len(tasks) - len(left) + place + 1, len(tasks), task.planned.arm,
+                     pace.words(pace.left_s(now, rest, bench.starts_left(rest))))
             try:
                 bench.run(index, task)
             except ServerFailed as failure:

@@ -64,7 +64,10 @@ def sentence(a: Run, b: Run) -> str:
     row = (asked if len(asked) else here).iloc[0]
     said = (f"{row['comparison']} is {_interval(row, 'A')} in A and {_interval(row, 'B')} in B; their ratio is {row['A ÷ B']:.3f} "
             f"({row['low']:.3f} to {row['high']:.3f})")
-    return f"The runs {'differ' if row['told'] == 'differ' else 'cannot be told apart'}: {said}."
+    others = [f"{name} ({experiment})" for experiment, name, told in zip(here["experiment"], here["comparison"], here["told"])
+              if told == "differ" and (experiment, name) != (row["experiment"], row["comparison"])]
+    more = f" They differ in {', '.join(others)} too." if others else ""
+    return f"The runs {'differ' if row['told'] == 'differ' else 'cannot be told apart'}: {said}.{more}"
 
 
 def arms(a: Run, b: Run) -> pd.DataFrame:
@@ -86,6 +89,14 @@ def points(rows: pd.DataFrame) -> pd.DataFrame:
     label = here["comparison"] + (", " + here["experiment"] if several else "")
     return pd.concat([pd.DataFrame({"label": label, "run": letter, "ratio": here[letter], "low": here[f"{letter} low"], "high": here[f"{letter} high"]})
                       for letter in "AB"], ignore_index=True)
+
+
+def _stages(a: Run, b: Run) -> pd.DataFrame:
+    """Stage times of the arms that both runs have, A and B under each other."""
+    left, right = (tables.stage_times(run.verdict) for run in (a, b))
+    both = [arm for arm in dict.fromkeys(left["arm"]) if arm in set(right["arm"])]
+    rows = [table[table["arm"] == arm].assign(arm=f"{arm}, {letter}") for arm in both for letter, table in (("A", left), ("B", right))]
+    return pd.concat(rows or [left.iloc[:0]], ignore_index=True)
 
 
 def _ratios(verdict: Mapping[str, Any]) -> dict[tuple[str, str, str], Interval]:
@@ -131,6 +142,10 @@ def render(a: Run, b: Run) -> str:
     drawn = points(rows)
     figures = [page.figure("Ratios of throughput in both runs", "Each pair of intervals is one comparison, as each run made it. The dashed line "
                            "is no difference.", lambda width: charts.two_runs(drawn, width))] if len(drawn) else []
+    stages = _stages(a, b)
+    if len(stages):
+        figures.append(page.figure("Where a cycle’s time goes in both runs", "Measured inside the server, by stage; a stage that is not shown "
+                                   "was not measured.", lambda width: charts.stage_times(stages, width)))
     names = dict.fromkeys([*(a.verdict.get("arms") or {}), *(b.verdict.get("arms") or {})])
     return page.render(
         "versus.html.j2", a=a, b=b, question=report.QUESTION, sentence=sentence(a, b),

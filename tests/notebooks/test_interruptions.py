@@ -18,10 +18,10 @@ from workbench.runlog import Finding, RunLog
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """A replay on a log that holds every block, by simulation: notebooks run, no server starts. Those that judge nothing are left out."""
+    """A replay on a log that holds every block, by simulation: notebooks run, no server starts. Most that measure nothing then are left out."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     measured(folder)
-    return replay(folder, "--resume", *[word for name in ("01_probe", "02_budget", "07_cycle") for word in ("--skip", name)])
+    return replay(folder, "--resume", *[word for name in ("01_probe", "02_budget", "03_baseline", "05_steps", "06_collectives", "07_cycle") for word in ("--skip", name)])
 
 
 @pytest.mark.long

@@ -77,12 +77,23 @@ def test_the_page_runs_nothing_loads_nothing_and_escapes():
     page = versus.render(run(HOSTILE), run("second", verdict={"sentence": HOSTILE}, provenance={"command": HOSTILE}))
     assert HOSTILE not in page and "&lt;script&gt;" in page
     assert not re.search(r"<script|<link(?! rel=\"icon\" href=\"data:)|https?://(?!www\.w3\.org)", page)
-    assert page.count("<svg") == 2 and "A-verdict.json" in page
+    assert page.count("<svg") == 4 and "A-verdict.json" in page
 
 
 def test_the_levels_of_both_runs_stand_under_each_other():
     rows = versus.arms(run(), run("second"))
     assert rows[["arm", "run"]].values.tolist() == [[arm, letter] for arm in ("none", "shared", "own-1") for letter in "AB"]
+
+
+def test_a_verdict_that_flips_with_the_targets_tp_is_seen_to_with_the_stages_that_tell_why():
+    """Field report F1: speculation wins at TP1 and loses at TP4."""
+    flipped = [c | ({"ratio": 0.97, "low": 0.94, "high": 1.0} if c["a"] == "shared" else {}) for c in copy.deepcopy(VERDICT["comparisons"])]
+    slower = copy.deepcopy(VERDICT["arms"]) | {"shared": VERDICT["arms"]["shared"] | {"stage_ms": {"draft": 21.0, "verify": 25.0}}}
+    one, four = run("tp1", profile={"tp": 1}), run("tp4", profile={"tp": 4}, verdict={"comparisons": flipped, "arms": slower})
+    page = versus.render(one, four)
+    assert versus.differences(one, four)["fact"].tolist() == ["tp"]
+    assert "They differ in shared ÷ none (baseline) too." in versus.sentence(one, four)
+    assert "Where a cycle’s time goes in both runs" in page and "shared, A" in page and "shared, B" in page
 
 
 def test_by_the_command_line(tmp_path, capsys):
