@@ -86,9 +86,9 @@ def candidates(profile: Profile) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["topk", "placement", "steps tried", "candidates"])
 
 
-def loads_sentence(profile: Profile) -> str:
+def loads_sentence(profile: Profile, longest: int = 0) -> str:
     """At which loads the best settings are compared, and why not at others."""
-    loads, skipped = sweeps.loads(profile)
+    loads, skipped = sweeps.loads(profile, longest)
     return f"Compared at {', '.join(map(str, loads)) or 'no number of'} requests at once." + "".join(
         f" Not at {load}: {why}." for load, why in skipped.items())
 
@@ -118,7 +118,7 @@ def implied(profile: Profile, records: Sequence[Line]) -> tuple[Choice, ...]:
 def steps_answer(lab: Lab) -> str:
     """05's answer: the best setting with its interval, what acceptance implies, and where speculation or a placement stops paying."""
     profile, records, found = lab.profile, lab.records, lab.verdict.comparisons
-    loads = sweeps.loads(profile)[0]
+    loads = sweeps.loads(profile, lab.longest_prompt)[0]
     load = min(loads, key=lambda n: abs(n - profile.workload.concurrency), default=profile.workload.concurrency)
     reference = next((arm.name for arm in profile.arms if arm.speculates and arm == Arm(arm.placement, arm.group)), "shared")
     said = [_best([c for c in found if c.experiment == crossing(load) and c.b == reference], profile, f"The best at {load} at once is",

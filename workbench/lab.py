@@ -79,6 +79,11 @@ class Lab:
         except OSError as error:
             raise BadInput("workload.prompts", f"cannot be read ({error.strerror})", 'give a JSON file of {"id", "input_ids"}, or random') from None
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the workload's longest prompt."""
+        return max((len(prompt["input_ids"]) for prompt in self.prompts), default=0)
+
     def preflight(self) -> list[Check]:
         """The preflight of this profile, kept in the log; of a recording the one that it was measured under, empty where none was kept."""
         if self.recording:

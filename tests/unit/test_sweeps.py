@@ -130,6 +130,12 @@ def test_loads_beyond_what_the_server_takes_are_skipped_with_the_reason():
     assert sweeps.loads(chosen) == ((1, 4), {8: "the server takes 4 requests at once (max-running-requests)"})
 
 
+def test_a_load_whose_tokens_the_server_cannot_keep_is_skipped_with_the_reason():
+    chosen = profile(server={"flags": {"max-total-tokens": 400}}, sweep={"loads": (1, 4, 8), "step_counts": (3,)})
+    assert sweeps.loads(chosen, 40) == ((1, 4), {8: "its 544 tokens are more than the 400 that the server keeps (max-total-tokens)"})
+    assert "Not at 8: its 544 tokens" in best.loads_sentence(chosen, 40) and "at 1, 4 requests" in best.loads_sentence(chosen, 40)
+
+
 def test_a_plan_without_a_draft_is_bad_input():
     with pytest.raises(BadInput, match="plan.arms"):
         sweeps.fields(profile(plan={"arms": ("none",)}))
@@ -138,6 +144,8 @@ def test_a_plan_without_a_draft_is_bad_input():
 # ------------------------------------------------------------------ 05: what it says
 
 class Run:
+    longest_prompt = 0
+
     def __init__(self, chosen, records):
         self.profile, self.records, self.verdict = chosen, records, verdict.judge(chosen, records)
 
