@@ -70,17 +70,27 @@ class Chromium:
         self._profile.cleanup()
 
     def call(self, method: str, **params: Any) -> dict:
-        """The result of one DevTools command; events that come before it are kept."""
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": params} | ({"sessionId": self._session} if self._session else {})
-        os.write(self._to, json.dumps(message).encode() + b"\0")
+        """The result of one DevTools command; events that come before it are kept. A page that asks whether to be left is left."""
+        mine = self._send(method, params)
         while True:
             answer = self._next(method)
-            if answer.get("id") == self._number:
+            if answer.get("id") == mine:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']['message']}")
                 return answer["result"]
-            self.events.append(answer)
+            self._keep(answer)
+
+    def _send(self, method: str, params: dict) -> int:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params} | ({"sessionId": self._session} if self._session else {})
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        return self._number
+
+    def _keep(self, event: dict) -> None:
+        if event.get("method") == "Page.javascriptDialogOpening":
+            self._send("Page.handleJavaScriptDialog", {"accept": True})
+        if "method" in event:
+            self.events.append(event)
 
     def wait_for(self, event: str, **params: Any) -> dict:
         """The first event of that name whose parameters include these."""
@@ -90,7 +100,7 @@ class Chromium:
                 if found.get("method") == event and params.items() <= found["params"].items():
                     return found["params"]
             seen = len(self.events)
-            self.events.append(self._next(event))
+            self._keep(self._next(event))
 
     def open(self, page: Path | str, width: int, height: int, scripts: bool = True) -> None:
         """Load a file, or an address, in a window of width x height CSS pixels, as a phone does when it is narrow; scripts: JavaScript on."""
