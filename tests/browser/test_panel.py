@@ -17,7 +17,7 @@ from workbench import keeper, profile, runlog, running
 from workbench.profile import ROOT
 from workbench.runlog import Block, Start
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 NOTEBOOK, TOKEN = "05_steps.ipynb", "a-token-of-this-test"
 PICTURES = ROOT / "outputs" / "pictures"        # what a person may look at after the tests
 BUTTON = "[...document.querySelectorAll('.dtw button')].find(b => b.textContent.trim() === '{}' && !b.disabled)"
