@@ -27,7 +27,7 @@ from workbench.replay import NOTEBOOKS
 EVERY_S = 1.0           # between two looks at the run's folder
 STYLE = """<style>
 .dtw { overflow: hidden; max-width: 60em; }
-.dtw .widget-html, .dtw .widget-html-content { width: auto; min-width: 0; margin: 2px; }
+.dtw .widget-html, .dtw .widget-html-content { width: auto; min-width: 0; margin: 2px; overflow-x: auto; }
 .dtw .jupyter-widgets.widget-hbox { flex-flow: row wrap; overflow: visible; align-items: center; }
 .dtw .widget-checkbox { margin-right: 18px; }
 .dtw table { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
@@ -54,6 +54,7 @@ class Panel:
         self.outputs, self.notebook = Path(out).resolve().parent, notebook
         self.folder: Path | None = None
         self._seen: tuple = ()
+        self._shown: Path | None = None
         names = dict.fromkeys([str(profile), *available()])
         self.profile = widgets.Dropdown(options=[(Path(name).stem, name) for name in names], value=str(profile), description="profile")
         self.arms = widgets.HBox()
@@ -108,17 +109,18 @@ class Panel:
     def _chosen(self) -> None:
         """Put a profile's own values into the widgets."""
         try:
-            profile = load(self.profile.value)
+            self._put(load(self.profile.value))
+            self.checks.value = ""
         except BadInput as error:
             self.checks.value = _bad(error)
-            return
+
+    def _put(self, profile: Profile) -> None:
         sizes = [n for n in range(1, profile.tp) if profile.tp % n == 0]
         names = dict.fromkeys([*profile.plan.arms, "none", "shared", *(f"own-{n}" for n in sizes)])
         self.arms.children = [widgets.Checkbox(value=name in profile.plan.arms, description=name, indent=False, layout=widgets.Layout(width="auto"))
                               for name in sorted(names, key=lambda name: (Arm.parse(name).placement != "none", Arm.parse(name).placement != "shared"))]
         self.pairs.value, self.starts.value = profile.plan.pairs, profile.plan.starts
         self.budget.value, self.decided.value = profile.plan.budget_s or 0, profile.plan.stop
-        self.checks.value = ""
 
     def _say_checks(self) -> bool:
         """Show the preflight; whether it refuses nothing."""
@@ -209,6 +211,9 @@ class Panel:
     def _show_measured(self, alive: bool) -> None:
         try:
             lab = reopen(self.folder)
+            if self._shown != self.folder:          # a run that was found shows what it was started with
+                self._put(lab.profile)
+                self._shown = self.folder
             table, asked = watching.narrowing(lab.profile, lab.records), watching.question(lab.records)
         except WorkbenchError as error:
             self.chart.value = _bad(error)

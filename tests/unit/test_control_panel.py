@@ -105,6 +105,7 @@ def test_a_finished_run_is_shown_with_its_verdict_and_nothing_of_it_is_markup(pl
     running.write(folder, running.Ticket(1, -7, "08_report", 8, 8, 0))
     panel.folder = folder
     panel.refresh()
+    assert panel.pairs.value == lab.profile.plan.pairs
     assert "finished, valid" in panel.state.value and "Valid." in panel.result.value and "own-1 is" in panel.result.value
     assert "<svg" in panel.chart.value and "&lt;b&gt;" in panel.log.value and "<b>draft" not in panel.log.value
 
