@@ -1,6 +1,7 @@
 # make replay | make test | make lab: each builds the environment first, once per content of its pins.
 PYTHON ?= python3
 PROFILE ?= cpu-tiny
+NOTEBOOKS ?= notebooks
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/draft-tp-workbench
 PINS := requirements.txt requirements-cpu.txt requirements-cpu-nodeps.txt
 # The packages live in a cache under the hash of the pins and are shared by every clone; .venv is a thin layer over
@@ -9,7 +10,7 @@ KEY := $(shell { cat $(PINS); $(PYTHON) -c 'import sys, platform; print(sys.vers
 BASE := $(CACHE)/$(KEY)
 BIN := .venv/bin
 
-.PHONY: env replay test lab clean
+.PHONY: env replay test lab pictures clean
 env: .venv/ready-$(KEY)
 
 $(BASE)/ready:
@@ -37,7 +38,11 @@ test: env
 
 lab: env
 	JUPYTER_PATH=$(BASE)/share/jupyter JUPYTERLAB_DIR=$(BASE)/share/jupyter/lab JUPYTER_CONFIG_PATH=$(BASE)/etc/jupyter \
-	  $(BIN)/python -m jupyterlab --notebook-dir=notebooks $(ARGS)
+	  $(BIN)/python -m jupyterlab --notebook-dir=$(NOTEBOOKS) $(ARGS)
+
+# README's pictures are those that the tests made last.
+pictures:
+	cp outputs/pictures/*.png fixtures/pictures/
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -72,10 +72,25 @@ def by_load(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[int
     return found
 
 
-def load_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """``by_load`` as a table, for ``charts.by_load``."""
-    rows = [(f"{a} ÷ {b}", load, i.ratio, i.low, i.high) for (a, b), ratios in by_load(comparisons).items() for load, i in sorted(ratios.items())]
-    return pd.DataFrame(rows, columns=["comparison", "requests at once", "ratio", "low", "high"])
+def load_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """The ratios of tokens/s by requests at once, for ``charts.by_load``. rows: ``tables.comparisons``."""
+    here = rows[rows["experiment"].str.startswith(crossing("")) & rows["valid"] & (rows["metric"] == tables.METRIC_NAMES["tokens_per_s"])]
+    loads = here["experiment"].str.removeprefix(crossing("")).astype(int)
+    return here.assign(**{"requests at once": loads})[["comparison", "requests at once", "ratio", "low", "high"]].sort_values("requests at once")
+
+
+def candidates(profile: Profile) -> pd.DataFrame:
+    """One row a placement and tree or chain of 05's search: the step counts that are tried. Each server's field is searched by itself."""
+    rows = [(field.topk, place, ", ".join(str(profile.speculation.of(Arm.parse(name)).steps) for name in names), len(names))
+            for field in sweeps.fields(profile) for place, names in field.arms.items()]
+    return pd.DataFrame(rows, columns=["topk", "placement", "steps tried", "candidates"])
+
+
+def loads_sentence(profile: Profile, longest: int = 0) -> str:
+    """At which loads the best settings are compared, and why not at others."""
+    loads, skipped = sweeps.loads(profile, longest)
+    return f"Compared at {', '.join(map(str, loads)) or 'no number of'} requests at once." + "".join(
+        f" Not at {load}: {why}." for load, why in skipped.items())
 
 
 def implied(profile: Profile, records: Sequence[Line]) -> tuple[Choice, ...]:
@@ -103,7 +118,7 @@ def implied(profile: Profile, records: Sequence[Line]) -> tuple[Choice, ...]:
 def steps_answer(lab: Lab) -> str:
     """05's answer: the best setting with its interval, what acceptance implies, and where speculation or a placement stops paying."""
     profile, records, found = lab.profile, lab.records, lab.verdict.comparisons
-    loads = sweeps.loads(profile)[0]
+    loads = sweeps.loads(profile, lab.longest_prompt)[0]
     load = min(loads, key=lambda n: abs(n - profile.workload.concurrency), default=profile.workload.concurrency)
     reference = next((arm.name for arm in profile.arms if arm.speculates and arm == Arm(arm.placement, arm.group)), "shared")
     said = [_best([c for c in found if c.experiment == crossing(load) and c.b == reference], profile, f"The best at {load} at once is",

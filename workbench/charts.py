@@ -31,7 +31,7 @@ def throughput_by_pair(blocks: pd.DataFrame, arms: Sequence[str] | None = None, 
     base = alt.Chart(tables.thinned(blocks)).encode(
         alt.X("pair:Q", title="pair of blocks", axis=alt.Axis(tickMinStep=1, format="d", grid=False),
               scale=alt.Scale(nice=False, padding=12)),
-        alt.Y("throughput (tokens/s):Q", scale=alt.Scale(zero=False, padding=10)), _colour(blocks, arms))
+        alt.Y("throughput (tokens/s):Q", scale=alt.Scale(zero=False, padding=10)), _colour(blocks, arms, width))
     return _finished(base.mark_line(strokeWidth=1, opacity=0.45) + base.mark_circle(size=46, opacity=1), width, 250)
 
 
@@ -41,7 +41,7 @@ def throughput_by_start(blocks: pd.DataFrame, arms: Sequence[str] | None = None,
     blocks, arms: as for ``throughput_by_pair``.
     """
     base = alt.Chart(tables.thinned(blocks)).encode(
-        alt.X("start:O", title="server start", axis=alt.Axis(labelAngle=0)), _colour(blocks, arms))
+        alt.X("start:O", title="server start", axis=alt.Axis(labelAngle=0)), _colour(blocks, arms, width))
     y = dict(field="throughput (tokens/s)", type="quantitative", title="throughput (tokens/s)", scale=alt.Scale(zero=False, padding=10))
     return _finished(base.mark_circle(size=40, opacity=0.5).encode(alt.Y(**y))
                      + base.mark_tick(thickness=3, size=26).encode(alt.Y(**y, aggregate="mean")), width, 250)
@@ -53,6 +53,8 @@ def forest(comparisons: pd.DataFrame, controls: pd.DataFrame | None = None, widt
     comparisons, controls: ``tables.comparisons`` and ``tables.controls``; a control is the yardstick of what was compared in its
     experiment by its metric and method. A row without numbers keeps its place and says "refused" or "unknown".
     """
+    if comparisons.empty and (controls is None or controls.empty):
+        return _nothing("nothing was compared", width)
     parts = [comparisons.assign(control=False)] + ([] if controls is None or controls.empty else [controls.assign(control=True)])
     rows = pd.concat(parts, ignore_index=True)
     telling = [column for column in ("metric", "experiment") if rows[column].nunique() > 1]
@@ -85,7 +87,7 @@ def accept_by_position(table: pd.DataFrame, arms: Sequence[str] | None = None, w
     base = alt.Chart(table.assign(top=table["high"].fillna(table[share]))).encode(
         alt.X("position:O", title="position of the draft token", axis=alt.Axis(labelAngle=0), scale=alt.Scale(paddingInner=0.35)),
         alt.XOffset("arm:N", sort=_order(table["arm"]), scale=alt.Scale(paddingInner=0.12)))
-    bars = base.mark_bar().encode(alt.Y(field=share, **y), _colour(table, arms))
+    bars = base.mark_bar().encode(alt.Y(field=share, **y), _colour(table, arms, width))
     whiskers = base.transform_filter("isValid(datum.low)").mark_rule(color=INK).encode(alt.Y(field="low", **y), alt.Y2("high"))
     numbers = base.mark_text(dy=-8, color=MUTED).encode(alt.Y(field="top", **y), alt.Text(field=share, type="quantitative", format=".0f"))
     room = len(table) * 24 <= width  # else the numbers would run into each other
@@ -105,7 +107,7 @@ def collectives(table: pd.DataFrame, arms: Sequence[str] | None = None, width: i
     base = alt.Chart(table).encode(
         alt.Y("stage:N", title=None, sort=_stages(table), axis=alt.Axis(ticks=False, labelPadding=8), scale=alt.Scale(paddingInner=0.25)),
         alt.YOffset("arm:N", sort=_order(table["arm"]), scale=alt.Scale(paddingInner=0.15)))
-    bars = base.mark_bar().encode(alt.X(field="count", **x), _colour(table, arms))
+    bars = base.mark_bar().encode(alt.X(field="count", **x), _colour(table, arms, width))
     words = base.mark_text(align="left", dx=5, color=MUTED).encode(alt.X(field="end", **x), text="text:N")
     return _finished(bars + words, width, (22 * table["arm"].nunique() + 14) * table["stage"].nunique())
 
@@ -182,6 +184,8 @@ def sweep_map(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
     """
     share = "speed (% of the best)"
     known = table.dropna(subset=share)
+    if known.empty:
+        return _nothing("no search: there was nothing to choose from, or nothing was measured", width)
     words = [f"{tables.decimal(value, 0)} ({pairs})" for value, pairs in zip(known[share], known["pairs of blocks"])]
     low = known[share].min()
     base = alt.Chart(known.assign(words=words, share=known[share])).encode(
@@ -199,6 +203,8 @@ def by_load(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
 
     table: ``best.load_table``.
     """
+    if table.empty:
+        return _nothing("no comparison has a result", width)
     names = list(dict.fromkeys(table["comparison"]))
     colour = alt.Color("comparison:N", title=None, scale=alt.Scale(domain=names, range=[ARM_COLOURS[i % len(ARM_COLOURS)] for i in range(len(names))]))
     loads = sorted(set(table["requests at once"]))
@@ -210,6 +216,42 @@ def by_load(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
     return _finished(one + base.mark_line(strokeWidth=1.5).encode(alt.Y(field="ratio", **y))
                      + base.mark_rule(strokeWidth=2, opacity=0.6).encode(alt.Y(field="low", **y), alt.Y2("high"))
                      + base.mark_circle(size=70, opacity=1).encode(alt.Y(field="ratio", **y)), width, 260)
+
+
+def narrowing(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
+    """How a ratio settles pair by pair: each pair's own, the ratio of all so far, and its interval, which narrows.
+
+    table: ``watching.narrowing``.
+    """
+    if table.empty:
+        return _nothing("no pair of blocks yet", width)
+    y = dict(type="quantitative", title="ratio of throughput", scale=alt.Scale(zero=False, padding=10))
+    base = alt.Chart(table).encode(alt.X("pair:Q", title="pairs of blocks", axis=alt.Axis(tickMinStep=1, format="d", grid=False),
+                                         scale=alt.Scale(nice=False, padding=16)))
+    known = base.transform_filter("isValid(datum.low)")
+    one = alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=MUTED, strokeDash=[3, 3]).encode(alt.Y(field="ratio", **y))
+    return _finished(
+        one + known.mark_area(color=ARM_COLOURS[0], opacity=0.16).encode(alt.Y(field="low", **y), alt.Y2("high"))
+        + known.mark_rule(color=ARM_COLOURS[0], strokeWidth=1.5, opacity=0.6).encode(alt.Y(field="low", **y), alt.Y2("high"))
+        + base.mark_line(color=ARM_COLOURS[0], strokeWidth=2).encode(alt.Y(field="ratio", **y))
+        + base.mark_circle(color=MUTED, size=40, opacity=0.8).encode(alt.Y(field="ratio of the pair", **y)), width, 220)
+
+
+def two_runs(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
+    """The same comparisons as two runs made them, one under the other, and the line of no difference at 1.
+
+    table: ``versus.points``.
+    """
+    labels = list(dict.fromkeys(table["label"]))
+    x = dict(type="quantitative", title="ratio (1: no difference)", scale=alt.Scale(zero=False, padding=20), axis=alt.Axis(tickCount=width // 90))
+    base = alt.Chart(table).encode(
+        alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=width * 0.45),
+              scale=alt.Scale(paddingInner=0.3)),
+        alt.YOffset("run:N", sort=["A", "B"]),
+        alt.Color("run:N", title=None, scale=alt.Scale(domain=["A", "B"], range=ARM_COLOURS[:2])))
+    one = alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=MUTED, strokeDash=[3, 3]).encode(alt.X(field="ratio", **x))
+    return _finished(one + base.mark_rule(strokeWidth=2.5).encode(alt.X(field="low", **x), alt.X2("high"))
+                     + base.mark_circle(size=80, opacity=1).encode(alt.X(field="ratio", **x)), width, 52 * len(labels) + 10)
 
 
 def precision(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
@@ -267,11 +309,13 @@ def _stages(table: pd.DataFrame) -> list[str]:
     return [stage for stage, _ in tables.in_order(dict.fromkeys(table["stage"]))]
 
 
-def _colour(table: pd.DataFrame, arms: Sequence[str] | None) -> alt.Color:
-    """Only the table's own arms are in the legend, in the colours they have among all."""
+def _colour(table: pd.DataFrame, arms: Sequence[str] | None, width: int) -> alt.Color:
+    """Only the table's own arms are in the legend, in the colours they have among all, in as many columns as the chart has room for."""
     colours = palette([*table["arm"], *(arms or ())])
     present = _order(table["arm"])
-    return alt.Color("arm:N", title=None, scale=alt.Scale(domain=present, range=[colours[name] for name in present]))
+    columns = max(1, width // (30 + 7 * max(map(len, present), default=1)))
+    return alt.Color("arm:N", title=None, scale=alt.Scale(domain=present, range=[colours[name] for name in present]),
+                     legend=alt.Legend(columns=min(columns, len(present) or 1)))
 
 
 def _forest_label(row: Mapping[str, Any], telling: Sequence[str]) -> str:

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from workbench.errors import BadInput, WorkbenchError
 from workbench.lab import NARRATED
 from workbench.profile import ROOT
+
+if TYPE_CHECKING:
+    from workbench.lab import Lab
 
 OUTPUTS = ROOT / "outputs"
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)       # full, over the quota, read-only, over a limit
@@ -77,8 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(do=_check)
     probe = commands.add_parser("probe", help="does the installed SGLang have an option for the draft's TP size?")
     probe.set_defaults(do=_probe)
-    report = commands.add_parser("report", help="write verdict.json and report.html of a run again")
-    report.add_argument("folder", type=Path, metavar="DIR")
+    report = commands.add_parser("report", help="write verdict.json and report.html of a run again, or put two runs side by side")
+    report.add_argument("folder", metavar="RUN", help="a run's folder")
+    report.add_argument("other", nargs="?", metavar="OTHER", help="another run's folder, or recorded:NAME: writes one page with both")
+    report.add_argument("--out", type=Path, help="the page of two runs (default: outputs/RUN-and-OTHER.html)")
     report.set_defaults(do=_report)
     bench = commands.add_parser("bench", help="measure this machine, or a way of measuring on it").add_subparsers(required=True)
     arms = bench.add_parser("arms", help="the same comparison by hot arms and by restarts: precision against time")
@@ -132,7 +137,7 @@ def _measure(options: argparse.Namespace) -> int:
 
 def _record(options: argparse.Namespace) -> int:
     from workbench import recording, traces
-    from workbench.publish import reopen
+    from workbench.lab import reopen
 
     lab = reopen(options.run)
     traces.decompositions(lab)               # into the log: the traces themselves are not kept
@@ -162,11 +167,32 @@ def _probe(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from workbench import verdict
-    from workbench.publish import publish, reopen
+    from workbench.publish import beside, publish
+    from workbench.recording import PREFIX
 
-    lab = reopen(options.folder)
-    print(publish(lab)["sentence"])
-    return verdict.exit_status(lab.verdict)
+    if options.other is None:
+        if options.folder.startswith(PREFIX):
+            raise BadInput("RUN", f"{options.folder} is kept as it is", f"replay it: workbench replay {options.folder}")
+        lab = _run(options.folder)
+        print(publish(lab)["sentence"])
+        return verdict.exit_status(lab.verdict)
+    first, second = _run(options.folder), _run(options.other)
+    out = options.out or OUTPUTS / f"{first.folder.name}-and-{second.folder.name}.html"
+    print(beside(first, second, out))
+    print(f"page: {out}")
+    return max(verdict.exit_status(first.verdict), verdict.exit_status(second.verdict))
+
+
+def _run(name: str) -> Lab:
+    """The lab of a run's folder, or of a recording by its name."""
+    from workbench import recording
+    from workbench.lab import reopen
+
+    if not name.startswith(recording.PREFIX):
+        return reopen(Path(name))
+    if (short := name.removeprefix(recording.PREFIX)) not in recording.names():
+        raise BadInput("RUN", f"there is no recording {short!r}", f"use one of {', '.join(recording.names())}")
+    return reopen(recording.FOLDER / short)
 
 
 def _bench_arms(options: argparse.Namespace) -> int:

@@ -79,6 +79,11 @@ class Lab:
         except OSError as error:
             raise BadInput("workload.prompts", f"cannot be read ({error.strerror})", 'give a JSON file of {"id", "input_ids"}, or random') from None
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the workload's longest prompt."""
+        return max((len(prompt["input_ids"]) for prompt in self.prompts), default=0)
+
     def preflight(self) -> list[Check]:
         """The preflight of this profile, kept in the log; of a recording the one that it was measured under, empty where none was kept."""
         if self.recording:
@@ -126,23 +131,28 @@ class Lab:
                 _gpus_given_back(self.profile, file), _Bench(self, file, held) as bench:
             while left := self.left(tasks := decide(self.records)):
                 bench.plan(tasks, [task for _, task in left])
-                if not self._measure(bench, file, left, len(tasks), rule):
+                if not self._measure(bench, file, left, tasks, rule):
                     break
             if bench.failed and not any(isinstance(r, Block) and r.role == "measure" and r.experiment == tasks[0].planned.experiment
                                         for r in self.records):
                 raise bench.failed
 
-    def _measure(self, bench: _Bench, file: RunLog, left: Sequence[tuple[int, Task]], total: int, rule: stopping.Rule | None) -> bool:
-        """Run these tasks; whether the plan is to be asked again. Raises: ServerFailed."""
+    def _measure(self, bench: _Bench, file: RunLog, left: Sequence[tuple[int, Task]], tasks: Sequence[Task], rule: stopping.Rule | None) -> bool:
+        """Run what is left of these tasks; whether the plan is to be asked again. Raises: ServerFailed."""
+        before, old = self.records, len(file.added)         # read once: a long log takes longer to read than a block to run
         for place, (index, task) in enumerate(left):
-            if rule and (why := rule.ends(self.records, task)):
-                if not any(isinstance(r, Finding) and (r.experiment, r.name) == (rule.experiment, stopping.STOPPED) for r in self.records):
-                    file.append(Finding(experiment=rule.experiment, name=stopping.STOPPED, time=_now(), value={
-                        "why": why, "blocks_left": len(left) - place}))
+            now = [*before, *file.added[old:]]
+            why = rule.ends(now, task) if rule else "seconds" if stopping.overspent(self.profile, now, tasks, task) else None
+            if why:
+                about = rule.experiment if rule else task.planned.experiment
+                if not any(isinstance(r, Finding) and (r.experiment, r.name) == (about, stopping.STOPPED) for r in now):
+                    file.append(Finding(experiment=about, name=stopping.STOPPED, time=_now(), value={"why": why, "blocks_left": len(left) - place}))
+                if rule is None:
+                    return False
                 continue
             rest = [task for _, task in left[place:]]
-            log.info("%s: block %d of %d on %s%s", task.planned.experiment, total - len(left) + place + 1, total, task.planned.arm,
-                     pace.words(pace.left_s(self.records, rest, bench.starts_left(rest))))
+            log.info("%s: block %d of %d on %s%s", task.planned.experiment, len(tasks) - len(left) + place + 1, len(tasks), task.planned.arm,
+                     pace.words(pace.left_s(now, rest, bench.starts_left(rest))))
             try:
                 bench.run(index, task)
             except ServerFailed as failure:
@@ -207,6 +217,17 @@ def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any]
     if found.recording:
         log.info("%s%s: %s Nothing is measured here.", recording.PREFIX, found.recording, provenance.sentence(found.provenance))
     return found
+
+
+def reopen(folder: Path) -> Lab:
+    """The lab of a finished or interrupted run.
+
+    Raises: BadInput when the folder holds no run.
+    """
+    kept = Path(folder) / "profile.json"
+    if not kept.exists():
+        raise BadInput("DIR", f"{Path(folder).name} holds no run", "give the folder of a replay, e.g. one under outputs/")
+    return Lab(Profile.model_validate_json(kept.read_text()), Path(folder))
 
 
 def _narrate() -> None:

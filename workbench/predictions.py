@@ -13,8 +13,7 @@ from workbench.arms import Arm
 from workbench.budget import Basis, basis, context
 from workbench.cost import Prediction
 from workbench.cycle import HOST, measured
-from workbench.lab import Lab
-from workbench.publish import reopen
+from workbench.lab import Lab, reopen
 
 ALLOWED = 15.0          # percent that a prediction may be off before the notebook says so
 WORTH_NAMING = 0.02     # of the cycle: a stage's difference

@@ -45,7 +45,7 @@ NOTEBOOKS = (Notebook("01_probe"), Notebook("02_budget"), Notebook("03_baseline"
 PLANS: dict[str, Callable[[Lab], Sequence[Task]]] = {
     "03_baseline": lambda lab: plans.baseline(lab.profile, len(lab.prompts), lab.records),
     "04_draft_tp": lambda lab: plans.draft_tp(lab.profile, len(lab.prompts)),
-    "05_steps": lambda lab: sweeps.steps(lab.profile, len(lab.prompts))(lab.records),
+    "05_steps": lambda lab: sweeps.steps(lab.profile, len(lab.prompts), lab.longest_prompt)(lab.records),
     "06_collectives": lambda lab: sweeps.collectives(lab.profile, len(lab.prompts), communication.choose(
         communication.of(lab), lab.profile.sweep.settings)[0])(lab.records)}
 

@@ -1,74 +1,54 @@
 """The report: a run's verdict, records and provenance as one HTML file that opens with no network and runs no script."""
 from __future__ import annotations
 
-import base64
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from pydantic import ValidationError
 
-from workbench import charts, tables
+from workbench import best, charts, page, tables
+from workbench.errors import BadInput
+from workbench.page import Download, Figure, Table
+from workbench.profile import Profile
 from workbench.provenance import sentence as origin
-from workbench.runlog import Block, Line
+from workbench.runlog import Block, Finding, Line
+from workbench.sweeps import COLLECTIVES, is_sweep
 
 QUESTION = "Is the draft’s tensor parallelism what makes EAGLE-3 slow?"
 DATA_LIMIT = 20_000_000  # bytes of raw data inside the file; browsers and mail get slow beyond
-_TEMPLATES = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
-                         trim_blocks=True, lstrip_blocks=True)
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One chart with the sentence that says how to read it, drawn twice: for a page and for a phone."""
 
-    title: str
-    caption: str
-    wide: Markup
-    narrow: Markup
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table for people: columns as (name, unit, whether it holds numbers), rows of strings."""
-
-    columns: tuple[tuple[str, str, bool], ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Download:
-    name: str
-    about: str
-    size: str
-    link: str
-
-
-def render(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
+def render(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapping[str, Any], profile: Mapping[str, Any],
+           cycles: pd.DataFrame | None = None) -> str:
     """The report of one run as HTML text.
 
     verdict: the content of verdict.json; any number in it may be missing (shown as "unknown"). records: of runs.jsonl.
     provenance: of provenance.json; "command" (text or a list) is the command that made the run, "recording" the name of a
-    recorded one, both optional. profile: ``Profile.model_dump()``.
+    recorded one, both optional. profile: ``Profile.model_dump()``. cycles: stages measured and predicted (``predictions.bars``).
     """
-    comparisons, controls, refusals = tables.comparisons(verdict), tables.controls(verdict), tables.refusals(verdict)
+    refusals = tables.refusals(verdict)
+    main, swept = _part(verdict, lambda experiment: not is_sweep(experiment)), _part(verdict, is_sweep)
+    if not main["arms"]:
+        main, swept = verdict, {}       # a run of sweeps alone, or of nothing
+    comparisons, controls = tables.comparisons(main), tables.controls(main)
+    colours = charts.palette(list(verdict.get("arms") or {}))
     files, left_out = downloads(verdict, records, provenance, profile)
-    return _TEMPLATES.get_template("report.html.j2").render(
+    return page.render("report.html.j2",
         question=QUESTION, sentence=verdict.get("sentence") or "No verdict was stated.", valid=bool(verdict.get("valid")),
         name=verdict.get("profile") or tables.UNKNOWN, labels=labels(verdict, provenance, profile), about=profile.get("about", ""),
         recorded=f"{origin(provenance)} Nothing was measured for this page." if verdict.get("source") == "recorded" else "",
-        arms=_table(tables.arms(verdict, profile)), colours=charts.palette(list(verdict.get("arms") or {})),
-        conditions=conditions(records, profile), costs=costs(comparisons, profile), comparisons=_table(_ratios(comparisons, controls)),
-        notes=verdict.get("notes") or [], parity=_table(tables.parity(verdict)), reasons=refusals["reason"].tolist(),
-        refusals=_table(refusals), figures=list(figures(verdict, records)),
-        failures=_table(tables.failures(records)), findings=_table(tables.findings(records)),
-        provenance=_table(tables.provenance(provenance)), commands=commands(verdict, records, provenance), files=files, left_out=left_out)
+        arms=page.table(tables.arms(main, profile)), colours=colours, sweeps=sweeps(swept, records, profile) if swept else None,
+        conditions=conditions(records, profile), costs=costs(comparisons, profile), comparisons=page.table(_ratios(comparisons, controls)),
+        notes=verdict.get("notes") or [], parity=page.table(tables.parity(verdict)), reasons=refusals["reason"].tolist(),
+        refusals=page.table(refusals), figures=[*figures(main, records), *_cycles(cycles)],
+        failures=page.table(tables.failures(records)), findings=page.table(tables.findings(records)),
+        provenance=page.table(tables.provenance(provenance)), commands=commands(verdict, records, provenance), files=files, left_out=left_out)
 
 
 def labels(verdict: Mapping[str, Any], provenance: Mapping[str, Any], profile: Mapping[str, Any]) -> list[str]:
@@ -109,9 +89,68 @@ def costs(comparisons: pd.DataFrame, profile: Mapping[str, Any]) -> list[str]:
             for row in comparisons.dropna(subset=["wanted", "wanted (s)"]).to_dict("records")]
 
 
+@dataclass(frozen=True)
+class Sweeps:
+    """What 05_steps and 06_collectives found, for a section of its own."""
+
+    arms: Table
+    comparisons: Table
+    settings: Table
+    figures: tuple[Figure, ...]
+
+
+def sweeps(verdict: Mapping[str, Any], records: Sequence[Line], profile: Mapping[str, Any]) -> Sweeps | None:
+    """The section on the sweeps; None without any. verdict: the part of it that is theirs."""
+    comparisons, controls, found = tables.comparisons(verdict), tables.controls(verdict), []
+    searched = _sweep_map(records, profile)
+    if searched is not None and searched[best.SPEED].notna().any():
+        found.append(page.figure("Search over draft steps", "Speed of every candidate as a share of the best one’s, and in brackets how many pairs of "
+                             "blocks it was given: the search halves the field. The best of many looks better than it is; what it gains is "
+                             "told by fresh blocks, below.", lambda width: charts.sweep_map(searched, width)))
+    loads = best.load_table(comparisons)
+    if len(loads):
+        found.append(page.figure("The best settings by requests at once", "Each point is a ratio of throughput with its interval; where a line "
+                             "crosses 1 the other arm takes over.", lambda width: charts.by_load(loads, width)))
+    collectives = comparisons["experiment"] == COLLECTIVES
+    for (metric, method), rows in comparisons[collectives].groupby(["metric", "method"], sort=False):
+        if rows["ratio"].notna().any():
+            control = controls[(controls["experiment"] == COLLECTIVES) & (controls["metric"] == metric) & (controls["method"] == method)]
+            found.append(_forest(str(metric), str(method), rows, control, "Settings of the communication layer: "))
+    kept = next((r.value for r in reversed(records) if isinstance(r, Finding) and (r.experiment, r.name) == (COLLECTIVES, "settings")), [])
+    arms = tables.arms(verdict, profile)
+    if arms.empty and not found and not kept:
+        return None
+    return Sweeps(page.table(arms), page.table(_ratios(comparisons, controls)), page.table(pd.DataFrame(kept)), tuple(found))
+
+
+def _sweep_map(records: Sequence[Line], profile: Mapping[str, Any]) -> pd.DataFrame | None:
+    try:
+        return best.sweep_map(Profile(**profile), records)
+    except (BadInput, ValidationError):     # of an older run, or one without a draft
+        return None
+
+
+def _part(verdict: Mapping[str, Any], wanted: Callable[[str], bool]) -> dict[str, Any]:
+    """The verdict's arms, comparisons and controls of some experiments; what names none counts as theirs that are no sweeps."""
+    def theirs(items: Any) -> list:
+        return [item for item in items or [] if wanted(item.get("experiment") or "")]
+
+    control = verdict.get("control") or {}
+    return {**verdict, "arms": {name: facts for name, facts in (verdict.get("arms") or {}).items() if wanted(facts.get("experiment") or "")},
+            "comparisons": theirs(verdict.get("comparisons")), "control": control if wanted(control.get("experiment") or "") else {},
+            **({"controls": theirs(verdict["controls"])} if verdict.get("controls") else {})}
+
+
+def _cycles(bars: pd.DataFrame | None) -> Iterator[Figure]:
+    if bars is not None and bars["time (ms/cycle)"].notna().any():
+        yield page.figure("Cycles measured and predicted", "The stages of a cycle as measured inside the server, beside what the model of 02_budget "
+                      "predicts from this machine’s inputs.", lambda width: charts.stage_times(bars, width))
+
+
 def figures(verdict: Mapping[str, Any], records: Sequence[Line]) -> Iterator[Figure]:
     """Every chart that this run has numbers for, in the order of the argument: how much, how sure, and why."""
     blocks = tables.with_result(tables.blocks(records), verdict)
+    blocks = blocks.loc[[not is_sweep(experiment) for experiment in blocks["experiment"]]]
     arms = list(dict.fromkeys([*(verdict.get("arms") or {}), *blocks["arm"]]))
     comparisons, controls = tables.comparisons(verdict), tables.controls(verdict)
     for (metric, method), rows in comparisons.groupby(["metric", "method"], sort=False):
@@ -122,15 +161,15 @@ def figures(verdict: Mapping[str, Any], records: Sequence[Line]) -> Iterator[Fig
         yield from _throughput(str(experiment), part, arms)
     positions = tables.accept_by_position(verdict)
     if positions["accepted (% of cycles)"].notna().any():
-        yield _figure("Accepted drafts by position", "Share of all cycles in which the draft token at this position was accepted, with its "
+        yield page.figure("Accepted drafts by position", "Share of all cycles in which the draft token at this position was accepted, with its "
                       "interval. The shares of an arm and the bonus token add up to its accept length.",
                       lambda width: charts.accept_by_position(positions, arms, width))
     collectives, stages = tables.collectives(verdict), tables.stage_times(verdict)
     if len(collectives):
-        yield _figure("Collectives a cycle", "Counted inside the server on rank 0, by stage of the cycle.",
+        yield page.figure("Collectives a cycle", "Counted inside the server on rank 0, by stage of the cycle.",
                       lambda width: charts.collectives(collectives, arms, width))
     if stages["time (ms/cycle)"].notna().any():
-        yield _figure("Where a cycle’s time goes", "Measured inside the server, by stage; a stage that is not shown was not measured.",
+        yield page.figure("Where a cycle’s time goes", "Measured inside the server, by stage; a stage that is not shown was not measured.",
                       lambda width: charts.stage_times(stages, width))
 
 
@@ -155,24 +194,23 @@ def downloads(verdict: Mapping[str, Any], records: Sequence[Line], provenance: M
     """The raw data as data: links, and a sentence about what had to be left out ("" when nothing)."""
     log, left_out = _jsonl(records), ""
     if len(log) > DATA_LIMIT:
-        left_out = f"The run log is {_size(log)}, too much for one page: the tokens of the answers (output_ids) are left out of this copy."
+        left_out = f"The run log is {page.size(log)}, too much for one page: the tokens of the answers (output_ids) are left out of this copy."
         log = _jsonl([_without_tokens(r) for r in records])
     files = [("runs.jsonl", "every measured fact, one a line", log), ("verdict.json", "the verdict as data", _json(verdict)),
              ("provenance.json", "versions, machine, hashes", _json(provenance)), ("profile.yaml", "every setting", _profile_yaml(profile))]
     if len(log) > DATA_LIMIT:
-        left_out = f"The run log is {_size(log)}, too much for one page: take runs.jsonl from the run’s folder."
+        left_out = f"The run log is {page.size(log)}, too much for one page: take runs.jsonl from the run’s folder."
         files = files[1:]
-    return [Download(name, about, _size(content), "data:application/octet-stream;base64," + base64.b64encode(content).decode())
-            for name, about, content in files], left_out
+    return [page.download(name, about, content) for name, about, content in files], left_out
 
 
-def _forest(metric: str, method: str, rows: pd.DataFrame, control: pd.DataFrame) -> Figure:
+def _forest(metric: str, method: str, rows: pd.DataFrame, control: pd.DataFrame, about: str = "") -> Figure:
     """One figure a metric and method: paired blocks and server starts differ in scale, and each has its own control."""
     how = {"paired": ", paired in one server", "starts": ", across server starts"}.get(method, "")
     better = {"throughput": "Right of 1 the first arm is faster. ", "cycle time": "Left of 1 the first arm is faster. "}.get(metric, "")
     band = "The grey band is the control: how far an arm differs from itself on the same schedule." if control["ratio"].notna().any() else \
         "There is no control of this kind to measure it by."
-    return _figure(f"Ratio of {metric}{how}", better + band, lambda width: charts.forest(rows, control, width))
+    return page.figure(f"{about}{'r' if about else 'R'}atio of {metric}{how}", better + band, lambda width: charts.forest(rows, control, width))
 
 
 def _throughput(experiment: str, blocks: pd.DataFrame, arms: Sequence[str]) -> Iterator[Figure]:
@@ -182,26 +220,13 @@ def _throughput(experiment: str, blocks: pd.DataFrame, arms: Sequence[str]) -> I
     size = int(max(tables.thinned(blocks)["blocks"]))
     each = "Each point is a block." if size == 1 else f"Each point is the mean of up to {size} neighbouring blocks."
     if len(paired):
-        yield _figure(f"Throughput by pair of blocks: {experiment}",
+        yield page.figure(f"Throughput by pair of blocks: {experiment}",
                       f"{each} The blocks of a pair share their prompts and ran one after the other.",
                       lambda width: charts.throughput_by_pair(paired, arms, width))
     if paired.empty or by_start.nunique().min() < blocks["arm"].nunique():
-        yield _figure(f"Throughput by server start: {experiment}",
+        yield page.figure(f"Throughput by server start: {experiment}",
                       f"{each} The bar is the mean of a start. Servers of one arm differ, so across servers the start is the unit.",
                       lambda width: charts.throughput_by_start(blocks, arms, width))
-
-
-def _figure(title: str, caption: str, chart: Callable[[int], charts.alt.TopLevelMixin]) -> Figure:
-    return Figure(title, caption.strip(), *(Markup(charts.svg(chart(width))) for width in (charts.WIDE, charts.NARROW)))
-
-
-def _table(frame: pd.DataFrame) -> Table:
-    words = tables.shown(frame)
-    columns = []
-    for heading in frame.columns:
-        name, _, unit = heading.partition(" (")
-        columns.append((name, unit.rstrip(")"), any(pd.notna(tables.number(cell)) for cell in frame[heading].tolist())))
-    return Table(tuple(columns), tuple(words.itertuples(index=False, name=None)))
 
 
 def _ratios(comparisons: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
@@ -232,7 +257,3 @@ def _json(content: Any) -> bytes:
 def _profile_yaml(profile: Mapping[str, Any]) -> bytes:
     """The profile as ``workbench replay`` reads it."""
     return yaml.safe_dump(json.loads(_json(profile)), sort_keys=False, allow_unicode=True).encode()
-
-
-def _size(content: bytes) -> str:
-    return f"{len(content) / 1e6:.1f} MB" if len(content) >= 1e6 else f"{max(1, round(len(content) / 1e3))} kB"

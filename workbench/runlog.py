@@ -144,10 +144,11 @@ def parse(data: Any) -> Line:
 
 class RunLog:
     """Append-only runs.jsonl of one run, which one process writes at a time. A context manager; a torn last line is dropped on opening, nothing
-    before it."""
+    before it. added: what was appended through it."""
 
     def __init__(self, path: Path):
         self.path = Path(path)
+        self.added: list[Line] = []
 
     def __enter__(self) -> RunLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,6 +188,7 @@ class RunLog:
             while line:                 # a disk that fills takes a part first, and refuses the rest
                 line = line[self._file.write(line):]
             os.fsync(self._file.fileno())
+            self.added.append(record)
         except OSError as error:
             with suppress(OSError):     # no torn line stays before a later one
                 os.ftruncate(self._file.fileno(), size)

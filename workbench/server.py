@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from workbench.runlog import NodeStart
 log = logging.getLogger(__name__)
 LOCAL, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")       # a server listens on this machine alone unless the profile names a host
 ENDED_WITHIN_S = 90
+PORTS = range(20_000, 32_768)       # from there on are the ephemeral ones (net.ipv4.ip_local_port_range)
 
 # The CPU engine: SGLang's CPU path with its EAGLE-capable back end, fp32 so that tokens are identical.
 CPU_FLAGS = {"device": "cpu", "attention-backend": "intel_amx", "dtype": "float32", "disable-cuda-graph": True,
@@ -148,9 +150,18 @@ def _cpu_environment(profile: Profile, node: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOCAL, 0))
-        return probe.getsockname()[1]
+    """A free port below those that Linux hands to outgoing connections, one of which would take it before the server is up.
+
+    Raises: ServerFailed when there is none.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((LOCAL, port))
+                return port
+            except OSError:
+                continue
+    raise ServerFailed(f"no port from {PORTS.start} to {PORTS.stop - 1} is free: name one as server.flags.port")
 
 
 @contextmanager

@@ -96,6 +96,17 @@ def welch_ratio(logs_a: Sequence[float], logs_b: Sequence[float], level: float =
     return _interval(difference, half_width(error, df, level), level, "Welch over starts", len(a) + len(b))
 
 
+def ratio_of_ratios(a: Interval, b: Interval) -> Interval:
+    """The ratio of two independent ratios with its interval, at the lower of their levels, from theirs alone.
+
+    Limits are recovered from the variances that each interval's own halves stand for (MOVER: Zou & Donner, Statist. Med. 27 (2008) 1693), on
+    the log scale.
+    """
+    (x, x_low, x_high), (y, y_low, y_high) = ([math.log(value) for value in (i.ratio, i.low, i.high)] for i in (a, b))
+    return Interval(math.exp(x - y), math.exp(x - y - math.hypot(x - x_low, y_high - y)), math.exp(x - y + math.hypot(x_high - x, y - y_low)),
+                    min(a.level, b.level), "MOVER", a.n + b.n)
+
+
 def resolution(error: float, df: float, level: float = LEVEL, power: float = POWER) -> float:
     """The smallest ratio difference (0.02 is 2 %) that a run with this standard error of the log ratio finds with probability ``power``.
 

@@ -1,7 +1,7 @@
 """Whether a run may stop before its plan is spent: asked between rounds of server starts, at checkpoints fixed before the first block."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from workbench import comparisons, stats
@@ -46,7 +46,7 @@ class Rule:
         first = task.planned.role == "warmup" and task.planned.start_group == min(self.rounds[number])
         if number < stats.MIN_STARTS or not (begun and first):
             return None
-        budget, spent = self.profile.plan.budget_s, _seconds(records, self.experiment, self.profile.server.at_once)
+        budget, spent = self.profile.plan.budget_s, seconds(records, (self.experiment,), self.profile.server.at_once)
         ratios = comparisons.log_ratios(Run(self.profile, records), self.experiment, self.a, self.b)
         asked = sum((a, self.b) in comparisons.against_references(self.profile.plan.arms) for a in self.profile.plan.arms)
         decided = stats.should_stop(self.checkpoints, ratios, wished=self.profile.plan.resolution, comparisons=max(1, asked),
@@ -71,7 +71,19 @@ def rule(profile: Profile, tasks: Sequence[Task]) -> Rule | None:
     return Rule(profile, measured[0].experiment, own[0], "shared", rounds, tuple(pairs))
 
 
-def _seconds(records: Sequence[Line], experiment: str, at_once: int) -> float:
-    """What the experiment has taken so far by its own log: blocks, and starts, which overlap where several are up at once."""
-    blocks = sum(r.seconds for r in records if isinstance(r, Block) and r.experiment == experiment)
-    return blocks + sum(r.seconds for r in records if isinstance(r, Start) and r.experiment == experiment) / at_once
+def overspent(profile: Profile, records: Sequence[Line], tasks: Sequence[Task], task: Task) -> bool:
+    """Whether a plan without a question of its own (a baseline, a sweep) ends before this task: where its seconds are spent, between pairs.
+
+    tasks: all of the plan. What is measured by then may be too little for a result, which the verdict says.
+    """
+    experiments = {t.planned.experiment for t in tasks}
+    if any(isinstance(r, Finding) and r.name == STOPPED and r.experiment in experiments for r in records):
+        return True
+    begins = task.planned.role == "warmup" or task.planned.position == 0
+    return bool(profile.plan.budget_s and begins and seconds(records, experiments, profile.server.at_once) > profile.plan.budget_s)
+
+
+def seconds(records: Sequence[Line], experiments: Collection[str], at_once: int) -> float:
+    """What experiments have taken so far by their own log: blocks, and starts, which overlap where several are up at once."""
+    blocks = sum(r.seconds for r in records if isinstance(r, Block) and r.experiment in experiments)
+    return blocks + sum(r.seconds for r in records if isinstance(r, Start) and r.experiment in experiments) / at_once

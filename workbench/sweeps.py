@@ -21,9 +21,14 @@ STEPS, COLLECTIVES = "steps", "collectives"
 Plan = Callable[[Sequence[Line]], list[Task]]       # all tasks that the log has decided on so far, those that it holds included
 
 
-def crossing(load: int) -> str:
+def crossing(load: int | str) -> str:
     """The experiment in which 05_steps compares the best settings at so many requests at once."""
     return f"{STEPS}_at_{load}"
+
+
+def is_sweep(experiment: str) -> bool:
+    """Whether an experiment is one of 05's or 06's, which compare settings where the others compare placements."""
+    return experiment in (STEPS, COLLECTIVES) or experiment.startswith(crossing(""))
 
 
 # ------------------------------------------------------------------ 05_steps
@@ -68,21 +73,29 @@ def _named(profile: Profile, arm: Arm) -> str:
     return (bare if profile.speculation.of(arm) == profile.speculation else arm).name
 
 
-def loads(profile: Profile) -> tuple[tuple[int, ...], dict[int, str]]:
-    """The requests at once of sweep.loads that the server takes at once, and {load: why not}."""
-    most = number(profile, "max-running-requests")
-    skipped = {load: f"the server takes {most:.0f} requests at once (max-running-requests)" for load in profile.sweep.loads
-               if most is not None and load > most}
+def loads(profile: Profile, longest: int = 0) -> tuple[tuple[int, ...], dict[int, str]]:
+    """The requests at once of sweep.loads that the server takes at once, and {load: why not}. longest: tokens of the longest prompt.
+
+    More would wait for each other, and a load that is not reached would pass for one that was.
+    """
+    most, room = number(profile, "max-running-requests"), number(profile, "max-total-tokens")
+    each = longest + profile.workload.max_new_tokens + max(profile.sweep.step_counts) + 1       # as in preflight.room
+    skipped = {}
+    for load in profile.sweep.loads:
+        if most is not None and load > most:
+            skipped[load] = f"the server takes {most:.0f} requests at once (max-running-requests)"
+        elif room is not None and load * each > room:
+            skipped[load] = f"its {load * each} tokens are more than the {room:.0f} that the server keeps (max-total-tokens)"
     return tuple(load for load in profile.sweep.loads if load not in skipped), skipped
 
 
-def steps(profile: Profile, prompts: int) -> Plan:
+def steps(profile: Profile, prompts: int, longest: int = 0) -> Plan:
     """05_steps: the best step count (and tree) of every placement, by halving in one server; then, by fresh blocks, each against the
-    profile's own setting and no speculation, at every load."""
-    return partial(_steps, profile, prompts)
+    profile's own setting and no speculation, at every load. prompts: how many there are; longest: tokens of the longest."""
+    return partial(_steps, profile, prompts, longest)
 
 
-def _steps(profile: Profile, prompts: int, records: Sequence[Line]) -> list[Task]:
+def _steps(profile: Profile, prompts: int, longest: int, records: Sequence[Line]) -> list[Task]:
     tasks: list[Task] = []
     winners: list[str] = []
     searched = 0
@@ -92,7 +105,7 @@ def _steps(profile: Profile, prompts: int, records: Sequence[Line]) -> list[Task
         if best is None:
             return tasks
         winners += best
-    return tasks + _compared(profile, prompts, records, winners, group, searched)
+    return tasks + _compared(profile, prompts, records, winners, group, searched, loads(profile, longest)[0])
 
 
 def _references(profile: Profile) -> tuple[str, str]:
@@ -142,7 +155,8 @@ def speeds(records: Sequence[Line], experiment: str, arms: Iterable[str], pairs:
     return found if whole else {name: {pair: log for (_, pair), log in units.items()} for name, units in found.items()}
 
 
-def _compared(profile: Profile, prompts: int, records: Sequence[Line], winners: Sequence[str], group: int, leave: int) -> list[Task]:
+def _compared(profile: Profile, prompts: int, records: Sequence[Line], winners: Sequence[str], group: int, leave: int,
+              at: Sequence[int]) -> list[Task]:
     """The best settings against the profile's own and against none, at every load: one server of the last race goes on as the first.
 
     Where one start holds all that is compared, pairs that an interruption tore apart are made up for at the end.
@@ -155,7 +169,7 @@ def _compared(profile: Profile, prompts: int, records: Sequence[Line], winners: 
     starts = profile.plan.starts if len(sides) > 1 else 1
     each = max(profile.plan.blocks_per_start, math.ceil(profile.plan.pairs / starts))
     found: list[Task] = []
-    for load in loads(profile)[0]:
+    for load in at:
         size, more = max(profile.workload.requests_per_block, load), torn(records, crossing(load)) if starts == 1 else 0
         plan = schedule.by_starts(crossing(load), sides, starts, each + more, prompts, size, _warmups(profile), profile.plan.seed, leave=leave,
                                   begin=begin)

@@ -14,6 +14,7 @@ from workbench.profile import Profile
 from workbench.refusals import Refusal
 from workbench.runlog import Block, Line
 from workbench.stats import LEVEL
+from workbench.sweeps import is_sweep
 
 SCHEMA = 1
 CPU_CAVEAT = "Measured on the CPU engine, which proves function, not GPU speed."
@@ -80,7 +81,8 @@ def judge(profile: Profile, records: Sequence[Line], source: str = "live", wishe
     controls: list[Comparison] = []
     answers: dict[str, dict[str, Parity]] = {}
     for experiment in run.experiments:
-        answers[experiment] = _parity(run, experiment)
+        # A sweep compares no answers: it runs arms whose answers 04 compared.
+        answers[experiment] = {} if is_sweep(experiment) and not run.blocks(experiment, role="parity") else _parity(run, experiment)
         reasons += [Refusal("parity", p.sentence, experiment, (arm,)) for arm, p in answers[experiment].items() if p.owed]
         here, its_controls = _compare_all(run, experiment, wished)
         own += [r for c in here for r in c.reasons]

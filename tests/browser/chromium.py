@@ -1,6 +1,7 @@
 """A headless Chromium without a network, spoken to by the DevTools protocol over its pipe."""
 from __future__ import annotations
 
+import base64
 import json
 import os
 import select
@@ -14,15 +15,21 @@ from typing import Any
 
 DEADLINE_S = 60
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND", "--remote-debugging-pipe")
+         "--disable-component-update", "--remote-debugging-pipe")
+KEYS = {"Enter": 13, "a": 65}
+MODIFIERS = {"": 0, "Control": 2, "Shift": 8}
 
 
 class Chromium:
-    """One browser with one page, owned by a ``with``. Every name lookup fails, so nothing can come from a network.
+    """One browser with one page, owned by a ``with``. Every name lookup fails, so nothing can come from a network but, with ``local``, from
+    this machine itself.
 
     events: what the page reported so far (console messages, requests, downloads), as DevTools events.
     Raises: FileNotFoundError when no Chromium is installed (apt-get install chromium), TimeoutError when it does not answer.
     """
+
+    def __init__(self, local: bool = False):
+        self.rules = f"--host-resolver-rules=MAP * ~NOTFOUND{', EXCLUDE 127.0.0.1' if local else ''}"
 
     def __enter__(self) -> Chromium:
         binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -36,7 +43,7 @@ class Chromium:
         # The protocol's pipe is file descriptors 3 and 4 of the browser; the shell puts ours there.
         there = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(
-            ["bash", "-c", there, "chromium", binary, *FLAGS, f"--user-data-dir={self._profile.name}"],
+            ["bash", "-c", there, "chromium", binary, *FLAGS, self.rules, f"--user-data-dir={self._profile.name}"],
             pass_fds=(theirs_in, theirs_out), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(theirs_in)
         os.close(theirs_out)
@@ -63,17 +70,27 @@ class Chromium:
         self._profile.cleanup()
 
     def call(self, method: str, **params: Any) -> dict:
-        """The result of one DevTools command; events that come before it are kept."""
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": params} | ({"sessionId": self._session} if self._session else {})
-        os.write(self._to, json.dumps(message).encode() + b"\0")
+        """The result of one DevTools command; events that come before it are kept. A page that asks whether to be left is left."""
+        mine = self._send(method, params)
         while True:
             answer = self._next(method)
-            if answer.get("id") == self._number:
+            if answer.get("id") == mine:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']['message']}")
                 return answer["result"]
-            self.events.append(answer)
+            self._keep(answer)
+
+    def _send(self, method: str, params: dict) -> int:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params} | ({"sessionId": self._session} if self._session else {})
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        return self._number
+
+    def _keep(self, event: dict) -> None:
+        if event.get("method") == "Page.javascriptDialogOpening":
+            self._send("Page.handleJavaScriptDialog", {"accept": True})
+        if "method" in event:
+            self.events.append(event)
 
     def wait_for(self, event: str, **params: Any) -> dict:
         """The first event of that name whose parameters include these."""
@@ -83,15 +100,58 @@ class Chromium:
                 if found.get("method") == event and params.items() <= found["params"].items():
                     return found["params"]
             seen = len(self.events)
-            self.events.append(self._next(event))
+            self._keep(self._next(event))
 
-    def open(self, page: Path, width: int, height: int, scripts: bool = True) -> None:
-        """Load a file in a window of width x height CSS pixels, as a phone does when it is narrow; scripts: JavaScript on."""
+    def open(self, page: Path | str, width: int, height: int, scripts: bool = True) -> None:
+        """Load a file, or an address, in a window of width x height CSS pixels, as a phone does when it is narrow; scripts: JavaScript on."""
         self.events.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         self.wait_for("Page.loadEventFired")
+
+    def until(self, expression: str, seconds: float = DEADLINE_S) -> Any:
+        """The value of a JavaScript expression once it is true. Raises: TimeoutError when it does not become so."""
+        end = time.monotonic() + seconds
+        while not (value := self.evaluate(expression)):
+            if time.monotonic() > end:
+                raise TimeoutError(f"not within {seconds:g} s: {expression}")
+            time.sleep(0.2)
+        return value
+
+    def click(self, element: str, times: int = 1) -> None:
+        """Click with the mouse in the middle of an element, given as a JavaScript expression, after it was brought into sight."""
+        self.until(f"!!({element})")
+        x, y = self.evaluate(f"(e => {{ e.scrollIntoView({{block: 'center'}}); const r = e.getBoundingClientRect();"
+                             f" return [r.x + r.width / 2, r.y + r.height / 2]; }})({element})")
+        for kind in ("mousePressed", "mouseReleased") * times:
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def press(self, key: str, modifier: str = "") -> None:
+        """Press a key of ``KEYS``, with a modifier held."""
+        common = {"key": key, "code": key if len(key) > 1 else f"Key{key.upper()}", "windowsVirtualKeyCode": KEYS[key],
+                  "modifiers": MODIFIERS[modifier]}
+        self.call("Input.dispatchKeyEvent", type="rawKeyDown", **common)
+        if key == "Enter":
+            self.call("Input.dispatchKeyEvent", type="char", text="\r", **common)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    def write(self, element: str, text: str) -> None:
+        """Put text into an input in the place of what it holds, and leave it by Enter."""
+        self.click(element)
+        self.press("a", "Control")
+        self.call("Input.insertText", text=text)
+        self.press("Enter")
+
+    def picture(self, path: Path, element: str | None = None) -> None:
+        """Keep what is seen, or one element of it, as a PNG."""
+        clip = {}
+        if element:
+            x, y, width, height = self.evaluate(f"(e => {{ const r = e.getBoundingClientRect(); return [r.x + scrollX, r.y + scrollY, r.width, r.height]; }})"
+                                                f"({element})")
+            clip = {"clip": {"x": x, "y": y, "width": width, "height": height, "scale": 1}, "captureBeyondViewport": True}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **clip)["data"]))
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""

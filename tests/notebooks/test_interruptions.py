@@ -18,10 +18,10 @@ from workbench.runlog import Finding, RunLog
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """A replay on a log that holds every block, by simulation: notebooks run, no server starts."""
+    """A replay on a log that holds every block, by simulation: notebooks run, no server starts. Most that measure nothing then are left out."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     measured(folder)
-    return replay(folder, "--resume")
+    return replay(folder, "--resume", *[word for name in ("01_probe", "02_budget", "03_baseline", "05_steps", "06_collectives", "07_cycle") for word in ("--skip", name)])
 
 
 @pytest.mark.long
@@ -46,7 +46,7 @@ def test_killed_in_every_notebook_in_turn_it_ends_with_the_same_verdict(uninterr
         f"[{n}/8] {notebook.name} was finished before" for n, notebook in enumerate(NOTEBOOKS[:-1], 1)]
 
 
-def _until(true, process, seconds: float = 120) -> None:
+def _until(true, process, seconds: float = 400) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert process.poll() is None and time.monotonic() < end, "the replay did not reach the notebook"
@@ -61,7 +61,7 @@ def test_an_interrupted_replay_judges_and_reports_what_it_has(tmp_path):
     _until(lambda: (ticket := running.read(folder)) and ticket.notebook == "02_budget", process)
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=200)
     assert process.returncode == 130 and "--resume goes on from there" in said, said[-2000:]
     verdict = json.loads((folder / "verdict.json").read_text())
     assert any("stopped by hand" in note for note in verdict["notes"]) and (folder / "report.html").exists()

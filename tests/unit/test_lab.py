@@ -314,6 +314,20 @@ def test_where_the_run_goes_on_and_nothing_can_be_measured_it_fails(run, monkeyp
     assert failures(run) == [("none", "start"), ("shared", "start")]
 
 
+def test_a_sweep_ends_when_its_seconds_are_spent_and_a_resumed_one_does_not_begin_again(tmp_path, monkeypatch):
+    made = lab.Lab(profile(plan={"budget_s": 0.5}), tmp_path)
+    made.__dict__["prompts"] = [{"id": f"p{n}", "input_ids": [n]} for n in range(4)]
+    fake = Servers(monkeypatch)
+    pairs = [[Task(Planned("steps", "search", arm, pair, place, (0, 1), 0, 0), 1, 32) for place, arm in enumerate(("shared", "own-1"))] for pair in range(3)]
+    made.measure(lambda _: [task for pair in pairs for task in pair])
+    assert [b.arm for b in blocks(made)] == ["shared", "own-1"]         # a start of 1 s spent it; the pair under way was finished
+    stopped, = [r for r in made.records if isinstance(r, Finding)]
+    assert (stopped.experiment, stopped.name, stopped.value["blocks_left"]) == ("steps", "stopped", 4)
+    calls = len(fake.calls)
+    made.measure(lambda _: [task for pair in pairs for task in pair])
+    assert len(fake.calls) == calls and len(made.records) == 4
+
+
 def test_progress_says_which_block_of_how_many_and_how_long_is_left(run, monkeypatch, caplog):
     Servers(monkeypatch)
     caplog.set_level("INFO", "workbench")

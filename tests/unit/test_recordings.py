@@ -79,7 +79,7 @@ def run(tmp_path, monkeypatch):
 
 
 def keep(run, name="kept"):
-    found = publish.reopen(run)
+    found = lab.reopen(run)
     return recording.record(found.folder, found.profile, found.prompts, name)
 
 
@@ -107,7 +107,7 @@ def test_it_replays_where_neither_pair_nor_prompts_exist(run, tmp_path, capsys):
     assert found.find("draft_tp", "new", 3) == 3 and found.finding("new") is None
     assert communication.of(found) == communication.Facts("cpu", 2)
     # Opened again, as each notebook does, and by its folder.
-    assert lab.open_lab(found.folder / "profile.json", found.folder).recording == publish.reopen(found.folder).recording == "kept"
+    assert lab.open_lab(found.folder / "profile.json", found.folder).recording == lab.reopen(found.folder).recording == "kept"
     assert cli.main(["report", str(found.folder)]) in (0, 3) and json.loads((found.folder / "verdict.json").read_text())["source"] == "recorded"
 
 

@@ -24,6 +24,14 @@ def test_a_notebook_is_finished_when_every_cell_ran_to_its_end(statuses, expecte
     assert replay.finished(path) is expected
 
 
+@pytest.mark.parametrize("content", [None, "", '{"cells": [{"cell_ty'])
+def test_a_notebook_that_is_not_there_or_was_half_written_is_not_finished(content, tmp_path):
+    path = tmp_path / "n.ipynb"
+    if content is not None:
+        path.write_text(content)
+    assert replay.finished(path) is False
+
+
 def test_a_batch_leaves_interactive_cells_out_and_nothing_else():
     notebook = new_notebook(cells=[cell("", "parameters"), cell("", replay.INTERACTIVE), cell("")])
     assert [c.metadata.tags for c in replay.batch(notebook).cells] == [["parameters"], []]

@@ -52,6 +52,7 @@ def test_a_notebook_is_clean_and_only_composes(path):
     notebook = json.loads(path.read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
     parameters = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
     assert len(parameters) == 1
     tree = ast.parse("".join(parameters[0]["source"]))

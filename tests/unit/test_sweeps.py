@@ -6,7 +6,7 @@ import pytest
 from simulated_runs import profile
 from simulated_sweeps import play, steps_of
 
-from workbench import best, communication, sweeps, verdict
+from workbench import best, charts, communication, sweeps, tables, verdict
 from workbench.arms import Arm
 from workbench.errors import BadInput
 from workbench.runlog import Block, Failure, Start
@@ -130,6 +130,12 @@ def test_loads_beyond_what_the_server_takes_are_skipped_with_the_reason():
     assert sweeps.loads(chosen) == ((1, 4), {8: "the server takes 4 requests at once (max-running-requests)"})
 
 
+def test_a_load_whose_tokens_the_server_cannot_keep_is_skipped_with_the_reason():
+    chosen = profile(server={"flags": {"max-total-tokens": 400}}, sweep={"loads": (1, 4, 8), "step_counts": (3,)})
+    assert sweeps.loads(chosen, 40) == ((1, 4), {8: "its 544 tokens are more than the 400 that the server keeps (max-total-tokens)"})
+    assert "Not at 8: its 544 tokens" in best.loads_sentence(chosen, 40) and "at 1, 4 requests" in best.loads_sentence(chosen, 40)
+
+
 def test_a_plan_without_a_draft_is_bad_input():
     with pytest.raises(BadInput, match="plan.arms"):
         sweeps.fields(profile(plan={"arms": ("none",)}))
@@ -138,6 +144,8 @@ def test_a_plan_without_a_draft_is_bad_input():
 # ------------------------------------------------------------------ 05: what it says
 
 class Run:
+    longest_prompt = 0
+
     def __init__(self, chosen, records):
         self.profile, self.records, self.verdict = chosen, records, verdict.judge(chosen, records)
 
@@ -167,6 +175,25 @@ def test_acceptance_implies_the_accept_length_of_every_chain(swept):
     assert [c.steps for c in choices] == [1, 2, 3]      # the simulated drafts never have a fourth one right
     # Simulated rounds have 0, 1, 2, 3 correct drafts as 1 : 2 : 3 : 4.
     assert [round(c.accept_length, 1) for c in choices] == pytest.approx([1.9, 2.6, 3.0], abs=0.15)
+
+
+def test_charts_of_sweeps_are_drawn_and_of_nothing_say_why(swept):
+    chosen, records = swept
+    rows = tables.comparisons(verdict.judge(chosen, records).to_json())
+    drawn = charts.svg(charts.sweep_map(best.sweep_map(chosen, records)))
+    assert drawn.count("aria-roledescription=\"rect mark\"") == 8 and "100 (6)" in drawn
+    loads = best.load_table(rows)
+    assert sorted(set(loads["requests at once"])) == [1, 4] and "own-1+steps=2 ÷ none" in charts.svg(charts.by_load(loads))
+    assert "no search" in charts.svg(charts.sweep_map(best.sweep_map(chosen, [])))
+    assert "no comparison has a result" in charts.svg(charts.by_load(best.load_table(rows.iloc[:0])))
+    assert "nothing was compared" in charts.svg(charts.forest(rows.iloc[:0]))
+
+
+def test_a_single_step_count_needs_no_search():
+    chosen = tiny(step_counts=(3,), against_none=False)
+    records = play(sweeps.steps(chosen, PROMPTS), fastest(chosen))
+    assert not blocks(records, "steps", "search") and verdict.judge(chosen, records).valid
+    assert {b.arm for b in blocks(records)} == {"shared", "own-1", "shared#2"}
 
 
 def test_a_log_without_a_search_has_no_map_to_show_and_implies_nothing():
