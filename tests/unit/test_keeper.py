@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workbench import keeper, logs, server
+from workbench import keeper, server
 from workbench.profile import ROOT, Node
 
 # A launcher with workers that rename themselves, leave the session, ignore SIGTERM, lose their parent and their environment, or stand still.
@@ -116,19 +116,6 @@ def test_a_server_that_dies_by_itself_is_told(tmp_path):
     kept_by.wait(30)
     said = kept_by.stdout.read()
     assert {k: v for k, v in keeper.account(said).items() if k in ("why", "status", "left")} == {"why": "died", "status": 7, "left": []}
-
-
-def test_a_worker_that_the_launcher_does_not_miss_is_missed_by_the_keeper(tmp_path):
-    """SGLang 0.5.23 watches its schedulers alone; without a detokenizer it serves nothing for ever."""
-    worker = "import setproctitle; setproctitle.setproctitle('sglang::detokenizer')"
-    launcher = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {worker!r}]); time.sleep(600)"
-    quick = "from workbench import keeper; import sys; keeper.WORKER_GRACE_S = 0.1; sys.exit(keeper.main())"
-    log = tmp_path / "log"
-    kept_by = subprocess.Popen([sys.executable, "-c", quick, "misses", str(log), "-", sys.executable, "-c", launcher], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert keeper.account(kept_by.stdout.read())["why"].startswith("a worker died: sglang::") and keeper.processes("misses") == []
-    assert logs.first_failure(log).startswith("a worker died: sglang::")
-    kept_by.communicate()
 
 
 def test_a_port_that_somebody_else_holds_is_told(tmp_path):
