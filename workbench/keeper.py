@@ -23,7 +23,6 @@ MARKER = "DRAFT_TP_SERVER"
 # setproctitle, with which SGLang names its processes, writes over the environment that /proc shows unless this is set.
 KEEPS_MARKER = {"SPT_NOENV": "1"}
 PORT_FREE_WITHIN_S, GPUS_FREE_WITHIN_S = 2.0, 30.0
-WORKER, WORKER_GRACE_S = "sglang::", 10.0    # SGLang tells why it ends after a scheduler, in six seconds; other workers it does not miss
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36       # linux/prctl.h
 
 
@@ -96,9 +95,8 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
 def account(text: str) -> dict[str, Any] | None:
     """The keeper's account in its output or in a server's log; None where it did not live to write one.
 
-    server; why: "released" (the pipe closed), "signalled", "died" (the launcher did), or "a worker died: " and its name; status: the launcher's
-    exit status, negative for a signal; ended, left: pids; port_free, gpus_free: None where there is none; seconds: from the order to end until
-    all this was known.
+    server; why: "released" (the pipe closed), "signalled", or "died" (the launcher did); status: the launcher's exit status, negative for
+    a signal; ended, left: pids; port_free, gpus_free: None where there is none; seconds: from the order to end until all this was known.
     """
     said = [line for line in text.splitlines() if line.startswith(KEEPER)]
     return json.loads(said[-1].removeprefix(KEEPER)) if said else None
@@ -136,14 +134,8 @@ def main() -> int:
 
 
 def _wait(child: subprocess.Popen) -> str:
-    """Until the server's launcher has ended, a worker has without it, or the pipe has been closed at its other end."""
-    look, missed = time.monotonic(), None
+    """Until the server's launcher has ended, which it does after a worker's death too, or the pipe has been closed at its other end."""
     while child.poll() is None:
-        if time.monotonic() >= look:
-            dead = _dead_worker()
-            missed, look = dead and (missed or time.monotonic()), time.monotonic() + 2
-            if missed and time.monotonic() - missed > WORKER_GRACE_S:
-                return f"a worker died: {dead}"
         try:
             readable, _, _ = select.select([sys.stdin], [], [], 0.2)
             if readable and not os.read(sys.stdin.fileno(), 1):
@@ -151,16 +143,6 @@ def _wait(child: subprocess.Popen) -> str:
         except (OSError, ValueError):
             return "signalled"
     return "died"
-
-
-def _dead_worker() -> str | None:
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE and process.name().startswith(WORKER):
-                return process.name()
-        except psutil.Error:
-            continue
-    return None
 
 
 def _until(holds, within_s: float) -> bool:

@@ -5,7 +5,6 @@ import os
 import re
 from pathlib import Path
 
-_DEAD_WORKER = re.compile(r'keeper: .*"why": "(a worker died: [^"]*)"')
 _TRACEBACK = "Traceback (most recent call last):"
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?")
 HIDDEN = "<hidden>"
@@ -32,8 +31,7 @@ def tail(path: Path, lines: int = 20, width: int = 300) -> tuple[str, ...]:
 
 
 def first_failure(path: Path) -> str | None:
-    """The first sentence of ours ("draft-tp: ...") in a log, else the first traceback that ended a rank, else the first of any,
-    else the worker that its keeper found dead; None without."""
+    """The first sentence of ours ("draft-tp: ...") in a log, else the first traceback that ended a rank, else the first of any; None without."""
     if not path.exists():
         return None
     lines = path.read_text(errors="replace").splitlines()
@@ -44,7 +42,7 @@ def first_failure(path: Path) -> str | None:
     ends = (f"hit an exception: {_TRACEBACK}", _TRACEBACK)
     begin = next((i for words in ends for i, line in enumerate(lines) if words in line), None)
     if begin is None:
-        return next((found[1] for line in lines if (found := _DEAD_WORKER.match(line))), None)
+        return None
     stamp = _STAMP.match(lines[begin])
     end = begin + 1
     while end < len(lines) and (lines[end].startswith((" ", "\t")) or not lines[end]):
