@@ -122,7 +122,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from workbench import budget, plans, preflight, verdict
+    from workbench import budget, negative, plans, preflight, verdict
     from workbench.lab import open_lab
     from workbench.profile import load
 
@@ -131,6 +131,8 @@ def _measure(options: argparse.Namespace) -> int:
     if why := budget.basis(lab).why:         # else the log holds the machine's inputs now, as after 02_budget
         logging.getLogger(__name__).warning("there will be no prediction: %s", why)
     lab.measure(plans.draft_tp(lab.profile, len(lab.prompts)))
+    for sentence in negative.corrupted_rank(lab):
+        print(sentence)
     print(verdict.sentence(lab.verdict))
     return verdict.exit_status(lab.verdict)
 

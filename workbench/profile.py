@@ -110,6 +110,7 @@ class Plan(Section):
     several and switch between them. parity_prompts, parity_tokens: how many answers of how many tokens are compared token by token.
     on_failure: when a server hangs, dies or does not start: stop the experiment, or go on without the arm that failed.
     traces: a few cycles of each arm are profiled after its first start's blocks (workbench/trace.py).
+    negative_control: afterwards, servers with one rank's draft corrupted on purpose must be caught (workbench/negative.py).
     resolution: the difference to be resolved (0.02 is 2 %); the verdict says what it costs. stop: end the run at the first checkpoint, one
     after each round of starts, where that difference is resolved (without a wished one: where own-N and shared are told apart); the intervals
     pay for the looks. budget_s: seconds of starts and blocks after which no further round begins.
@@ -124,6 +125,7 @@ class Plan(Section):
     parity_tokens: int = Field(32, ge=1)
     on_failure: Literal["stop", "go_on"] = "stop"
     traces: bool = False
+    negative_control: bool = False
     resolution: float | None = Field(None, gt=0, lt=1)
     stop: bool = False
     budget_s: float | None = Field(None, gt=0)

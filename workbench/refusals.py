@@ -10,7 +10,7 @@ from workbench.arms import Arm
 from workbench.errors import BadInput
 from workbench.measures import Run
 from workbench.profile import Speculation
-from workbench.runlog import Block, Request
+from workbench.runlog import NEGATIVE, Block, Finding, Request
 
 BROKEN_PAIR = (1.00, 1.05)   # accept length of a draft that guesses at random (field reports F9, F10, F16)
 ACCEPT_TOLERANCE = 0.02      # of the accept length: sums in another order move it by less, faults by more (F20, F23)
@@ -42,7 +42,13 @@ def find(run: Run) -> list[Refusal]:
             reasons = ((key, check(run, experiment, arm)) for key, check in CHECKS.items())
             found += [Refusal(key, f"{arm}: {why}.", experiment, (arm,), ONLY.get(key)) for key, why in reasons if why]
         found += _accept_moved(run, experiment) + _wiring(run, experiment)
-    return found
+    return found + _uncaught(run)
+
+
+def _uncaught(run: Run) -> list[Refusal]:
+    """A corrupted rank that nobody noticed: then nothing says that the other servers' ranks drafted alike."""
+    missed = [r for r in run.records if isinstance(r, Finding) and r.experiment == NEGATIVE and not r.value["detected"]]
+    return [Refusal("negative_control", r.value["sentence"], experiment) for r in missed for experiment in run.experiments]
 
 
 def _failed(run: Run, experiment: str, arm: str) -> str | None:

@@ -123,6 +123,9 @@ class Failure(Record):
     log_tail: tuple[str, ...] = ()
 
 
+NEGATIVE = "negative control"       # the experiment of its findings
+
+
 class Finding(Record):
     """A named, computed answer of a notebook (e.g. the probe's), kept so that a report needs no notebook output."""
 

@@ -30,12 +30,9 @@ from workbench.runlog import NodeStart
 log = logging.getLogger(__name__)
 LOCAL, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")       # a server listens on this machine alone unless the profile names a host
 ENDED_WITHIN_S = 90
-<<<<<<< HEAD
 PORTS = range(20_000, 32_768)       # from there on are the ephemeral ones (net.ipv4.ip_local_port_range)
-=======
 # After a worker's death SGLang waits a minute for core dumps that nothing writes (managers/tokenizer_manager.py:3495), and its requests with it.
 ENDS_SOON = {"SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0"}
->>>>>>> 88625234cc808f9a50eb8a90070a97cdacb9fdd6
 
 # The CPU engine: SGLang's CPU path with its EAGLE-capable back end, fp32 so that tokens are identical.
 CPU_FLAGS = {"device": "cpu", "attention-backend": "intel_amx", "dtype": "float32", "disable-cuda-graph": True,
