@@ -130,9 +130,13 @@ def _measure(options: argparse.Namespace) -> int:
     lab = open_lab(options.profile, options.out.resolve(), changes(options.changes), sys.argv)
     if why := budget.basis(lab).why:         # else the log holds the machine's inputs now, as after 02_budget
         logging.getLogger(__name__).warning("there will be no prediction: %s", why)
-    lab.measure(plans.draft_tp(lab.profile, len(lab.prompts)))
-    for sentence in negative.corrupted_rank(lab):
-        print(sentence)
+    try:
+        lab.measure(plans.draft_tp(lab.profile, len(lab.prompts)))
+        for sentence in negative.corrupted_rank(lab):
+            print(sentence)
+    except KeyboardInterrupt:
+        lab.stopped("by hand")
+        raise
     print(verdict.sentence(lab.verdict))
     return verdict.exit_status(lab.verdict)
 
@@ -140,10 +144,11 @@ def _measure(options: argparse.Namespace) -> int:
 def _record(options: argparse.Namespace) -> int:
     from workbench import recording, traces
     from workbench.lab import reopen
+    from workbench.replay import missing
 
     lab = reopen(options.run)
     traces.decompositions(lab)               # into the log: the traces themselves are not kept
-    made = recording.record(lab.folder, lab.profile, lab.prompts, options.name)
+    made = recording.record(lab.folder, lab.profile, lab.prompts, options.name, missing(lab))
     size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
     print(f"{made.relative_to(ROOT)}: {size / 1e6:.2f} MB; workbench replay {recording.PREFIX}{options.name} renders it")
     return 0

@@ -52,7 +52,13 @@ def sentence(facts: Mapping[str, Any]) -> str:
         f"{machine.get('processor', 'an unknown processor')}, {machine.get('cores', 'unknown')} cores"
     commit = str(facts.get("workbench_commit") or "unknown")[:7] + (" with changes" if facts.get("workbench_changed") else "")
     when = str(facts.get("time", "an unknown day"))[:16].replace("T", " at ")
-    return f"Recorded on {when} UTC on {where}, SGLang {versions.get('sglang', 'unknown')}, workbench commit {commit}."
+    return f"Recorded on {when} UTC on {where}, SGLang {versions.get('sglang', 'unknown')}, workbench commit {commit}.{_missing(facts)}"
+
+
+def _missing(facts: Mapping[str, Any]) -> str:
+    """What a stopped run had still to measure, in words."""
+    parts = [f"{experiment}: {count} of {arm}" for experiment, arms in (facts.get("missing") or {}).items() for arm, count in arms.items()]
+    return f" The run was stopped before its end; blocks that it lacks of its plan: {', '.join(parts)}." if parts else ""
 
 
 def digest(path: Path) -> str | None:

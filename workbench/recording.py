@@ -28,11 +28,13 @@ def names(folder: Path | None = None) -> list[str]:
     return sorted(path.parent.name for path in (folder or FOLDER).glob("*/runs.jsonl"))
 
 
-def record(run: Path, profile: Profile, prompts: Sequence[Mapping[str, Any]], name: str, folder: Path | None = None) -> Path:
+def record(run: Path, profile: Profile, prompts: Sequence[Mapping[str, Any]], name: str, missing: Mapping[str, Mapping[str, int]] | None = None,
+           folder: Path | None = None) -> Path:
     """Keep a run as the recording ``name``; returns its folder.
 
     What is kept: every line of the log, the profile, the provenance, the prompts, trimmed server logs, and the verdict as it is drawn now, by
     which a later replay is checked. Paths of the machine and everything that looks like a secret are taken out.
+    missing: {experiment: {arm: planned blocks that the run was stopped before}}, which the provenance then says.
     Raises: BadInput for a run that cannot be kept (no blocks, blocks missing, prompts that were changed since, too large) or a name that
         is taken.
     """
@@ -58,7 +60,8 @@ def record(run: Path, profile: Profile, prompts: Sequence[Mapping[str, Any]], na
             for line in records:
                 log.append(line)
         (made / "profile.json").write_text(setting.model_dump_json(indent=1) + "\n")
-        _write(made / "provenance.json", public(facts) | {"recording": name, "blocks": kept})
+        _write(made / "provenance.json", public(facts) | {"recording": name, "blocks": kept}
+               | ({"missing": missing} if missing else {}))
         (made / "prompts.json").write_text("[\n" + ",\n".join(json.dumps(prompt) for prompt in prompts) + "\n]\n")
         for path in sorted((run / "logs").glob("*.log")):
             (made / "logs" / path.name).write_text(public(logs.trimmed(path)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from nbclient.exceptions import DeadKernelError
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
-from workbench import communication, pace, plans, recording, running, sweeps, verdict
+from workbench import communication, negative, pace, plans, recording, running, sweeps, verdict
 from workbench.errors import BadInput
 from workbench.lab import Lab
 from workbench.plans import Task
 from workbench.profile import ROOT
 from workbench.publish import publish
+from workbench.runlog import NEGATIVE, Block, Finding
+from workbench.stopping import STOPPED
 
 log = logging.getLogger(__name__)
 INTERACTIVE = "interactive"     # tag of cells with widgets, which a replay leaves out
@@ -48,6 +51,20 @@ PLANS: dict[str, Callable[[Lab], Sequence[Task]]] = {
     "05_steps": lambda lab: sweeps.steps(lab.profile, len(lab.prompts), lab.longest_prompt)(lab.records),
     "06_collectives": lambda lab: sweeps.collectives(lab.profile, len(lab.prompts), communication.choose(
         communication.of(lab), lab.profile.sweep.settings)[0])(lab.records)}
+
+
+def missing(lab: Lab) -> dict[str, dict[str, int]]:
+    """{experiment: {arm: blocks that its plan has and the log has not}} of the experiments in the log that no rule of the plan ended, with the
+    negative control where it was asked for; empty for a run that came to its end."""
+    begun = {r.experiment for r in lab.records if isinstance(r, Block)}
+    ended = {r.experiment for r in lab.records if isinstance(r, Finding) and r.name == STOPPED}
+    plans_left = {n.measures: lab.left(PLANS[n.name](lab)) for n in NOTEBOOKS if n.measures in begun - ended}
+    found = {experiment: dict(Counter(task.planned.arm for _, task in left)) for experiment, left in plans_left.items() if left}
+    if lab.profile.plan.negative_control:
+        known = {r.name for r in lab.records if isinstance(r, Finding) and r.experiment == NEGATIVE}
+        if unknown := {arm.name: 1 for arm in negative.arms(lab.profile) if arm.name not in known}:
+            found[NEGATIVE] = unknown
+    return found
 
 
 def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int:

@@ -5,8 +5,9 @@ import subprocess
 
 import pytest
 import yaml
+from tests.simulated import records
 
-from workbench import cli, lab, machine, profile, runlog, server
+from workbench import budget, cli, lab, machine, profile, runlog, server
 from workbench.errors import BadInput
 
 
@@ -135,6 +136,20 @@ def test_blocks_measured_without_notebooks_have_their_machines_inputs(capsys, mo
     assert cli.main(["measure", "cpu-tiny", "--out", str(tmp_path / "run")]) == 3         # nothing was compared
     found = [r for r in runlog.read(tmp_path / "run" / "runs.jsonl") if r.kind == "finding"]
     assert [r.name for r in found] == ["machine"] and machine.Machine.from_json(found[0].value) == inputs
+
+
+def test_blocks_that_are_stopped_say_so_in_the_log(monkeypatch, tmp_path):
+    """As a stopped replay does: what is judged is judged as the part of a run."""
+    def one_block_and_stopped(self, tasks):
+        with runlog.RunLog(self.folder / "runs.jsonl") as log:
+            log.append(next(r for r in records() if r.kind == "block"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(budget, "basis", lambda run: budget.Basis(why="not needed"))
+    monkeypatch.setattr(lab.Lab, "measure", one_block_and_stopped)
+    assert cli.main(["measure", "cpu-tiny", "--out", str(tmp_path / "run")]) == 130
+    block, stop = runlog.read(tmp_path / "run" / "runs.jsonl")
+    assert (stop.kind, stop.what, stop.experiment, stop.arm) == ("failure", "stopped", block.experiment, block.arm)
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_a_server_starts(capsys, tmp_path):

@@ -10,7 +10,7 @@ from tests.simulated import PROVENANCE, records
 
 from workbench import cli, communication, lab, logs, plans, preflight, probe, profile, provenance, publish, recording, runlog, server, wiring
 from workbench.errors import BadInput, WorkbenchError
-from workbench.replay import NOTEBOOKS, PLANS
+from workbench.replay import NOTEBOOKS, PLANS, missing
 from workbench.runlog import Block, RunLog
 from workbench.stopping import STOPPED
 
@@ -128,6 +128,29 @@ def test_what_a_recording_never_measured_is_an_error_in_words(run, tmp_path):
     found = lab.open_lab("recorded:kept", tmp_path / "again")
     with pytest.raises(WorkbenchError, match="holds no blocks of baseline, and nothing is measured"):
         found.measure(plans.baseline(found.profile, len(found.prompts)))
+
+
+def test_a_run_that_was_stopped_says_what_it_lacks(run):
+    """Blocks of its plan, and the negative control; a run that came to its end lacks nothing."""
+    setting = profile.Profile.model_validate_json((run / "profile.json").read_text())
+    setting = setting.model_copy(update={"plan": setting.plan.model_copy(update={"arms": ("none", "shared", "own-1"), "negative_control": True})})
+    (run / "profile.json").write_text(setting.model_dump_json())
+    kept, found = (run / "runs.jsonl").read_bytes(), lab.reopen(run)
+    lines = [line for line in runlog.read(run / "runs.jsonl") if not isinstance(line, Block)]
+    tasks = found.numbered(plans.draft_tp(found.profile, len(found.prompts)))
+    pattern = next(r for r in runlog.read(run / "runs.jsonl") if isinstance(r, Block))
+    blocks = [pattern.model_copy(update={"experiment": "draft_tp", "block": number, "arm": task.planned.arm}) for number, task in tasks]
+    (run / "runs.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in (*lines, *blocks[:-3])))
+    lost = dict(Counter(block.arm for block in blocks[-3:]))
+    lacking = missing(found)
+    assert lacking == {"draft_tp": lost, "negative control": {"own-1+agreement=check": 1, "own-1+agreement=off": 1}} and sum(lost.values()) == 3
+    said = provenance.sentence({"missing": lacking})
+    assert all(f"draft_tp: {count} of {arm}" in said for arm, count in lost.items()) and "stopped before its end" in said
+    (run / "runs.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in (*lines, *blocks)))
+    assert missing(found).keys() == {"negative control"} and "stopped" not in provenance.sentence({})
+    (run / "runs.jsonl").write_bytes(kept)
+    made = recording.record(run, found.profile, found.prompts, "kept", lacking)
+    assert json.loads((made / "provenance.json").read_text())["missing"] == lacking
 
 
 def numbered(lines):
