@@ -5,7 +5,7 @@ import re
 import faults
 import pytest
 
-from workbench import predictions
+from workbench import footprint, lab, predictions, recording, runlog
 from workbench.profile import ROOT
 
 RECORDINGS = ROOT / "fixtures" / "recordings"
@@ -22,7 +22,24 @@ def test_a_ratio_is_the_recorded_one(name, a, b, figures):
 
 
 def test_the_table_is_there():
-    assert len(ROWS) >= 3
+    assert len(ROWS) >= 12 and {name for name, *_ in ROWS} == {name for name in recording.names() if name.startswith("h200")}
+
+
+@pytest.mark.parametrize(("name", "other"), [("h200-x2-tiny", 2), ("h200-x2-tiny-paged", 6)])
+def test_on_the_gpus_own_1_answers_as_shared_does_and_both_differ_from_none_as_often_as_said(name, other):
+    answers: dict[str, list] = {}
+    for block in (r for r in runlog.read(RECORDINGS / name / "runs.jsonl") if r.kind == "block" and r.role == "parity" and r.pair == 0):
+        answers.setdefault(block.arm, []).extend((r.prompt, r.output_ids) for r in block.requests)
+    none, shared = answers.pop("none"), answers.pop("shared")
+    assert len(shared) == 24 and len(answers) >= 2 and all(own == shared for own in answers.values())
+    assert sum(a != b for a, b in zip(none, shared, strict=True)) == other and f"{other} of 24" in README
+
+
+def test_memory_was_predicted_and_given_back_as_said():
+    shown = [lab.reopen(RECORDINGS / name) for name in recording.names() if name.startswith("h200")]
+    tables = {run.folder.name: footprint.table(run)["off (%)"].dropna().abs() for run in shown}
+    assert sum(len(off) > 0 for off in tables.values()) >= 6 and all(off.max() <= 1 for off in tables.values() if len(off))
+    assert all(run.finding("memory")["given_back"] for run in shown if tables[run.folder.name].size)
 
 
 def test_the_table_of_faults_is_what_was_measured():
