@@ -226,7 +226,8 @@ def narrowing(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
     if table.empty:
         return _nothing("no pair of blocks yet", width)
     y = dict(type="quantitative", title="ratio of throughput", scale=alt.Scale(zero=False, padding=10))
-    base = alt.Chart(table).encode(alt.X("pair:Q", title="pairs of blocks", axis=alt.Axis(tickMinStep=1, format="d", grid=False),
+    ticks = list(range(1, len(table) + 1, 1 + len(table) // 16))
+    base = alt.Chart(table).encode(alt.X("pair:Q", title="pairs of blocks", axis=alt.Axis(values=ticks, format="d", grid=False),
                                          scale=alt.Scale(nice=False, padding=16)))
     known = base.transform_filter("isValid(datum.low)")
     one = alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=MUTED, strokeDash=[3, 3]).encode(alt.Y(field="ratio", **y))

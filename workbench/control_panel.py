@@ -26,14 +26,15 @@ from workbench.replay import NOTEBOOKS
 
 EVERY_S = 1.0           # between two looks at the run's folder
 STYLE = """<style>
-.dtw { overflow: hidden; max-width: 60em; }
+.dtw { overflow: hidden; max-width: 68em; padding: 6px 10px; }
 .dtw .widget-html, .dtw .widget-html-content { width: auto; min-width: 0; margin: 2px; overflow-x: auto; }
 .dtw .jupyter-widgets.widget-hbox { flex-flow: row wrap; overflow: visible; align-items: center; }
-.dtw .widget-checkbox { margin-right: 18px; }
+.dtw .widget-checkbox { margin: 0 18px 0 6px; }
 .dtw table { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
 .dtw th, .dtw td { text-align: left !important; padding: 3px 14px 3px 0; border-bottom: 1px solid var(--jp-border-color2, #e1e5e9); vertical-align: top; }
 .dtw pre { background: var(--jp-layout-color2, #f6f7f9); border-radius: 4px; padding: 6px 10px; font-size: 12px; line-height: 1.4; white-space: pre-wrap;
-  max-height: 15em; overflow: auto; margin: 2px 0 8px; }
+  word-break: normal; overflow-wrap: anywhere; max-height: 15em; overflow: auto; margin: 2px 0 8px;
+  display: flex; flex-direction: column-reverse; /* a log is seen from its end */ }
 .dtw .bad { color: #b3412a; font-weight: 600; } .dtw .good { color: #2f7d5d; font-weight: 600; }
 .dtw .muted { color: var(--jp-ui-font-color2, #5c6773); font-size: 12px; line-height: 1.4; }
 .dtw .said { font-size: 15px; line-height: 1.45; margin: 8px 0; max-width: 48em; } .dtw svg { max-width: 100%; height: auto; background: #fff; }
@@ -61,9 +62,9 @@ class Panel:
         short = {"layout": widgets.Layout(width="160px")}
         self.pairs = widgets.BoundedIntText(min=1, max=1000, description="pairs", **short)
         self.starts = widgets.BoundedIntText(min=1, max=100, description="starts", **short)
-        self.budget = widgets.BoundedFloatText(value=0, min=0, max=1e6, description="seconds", tooltip="no further round after so many; 0: no limit",
+        self.budget = widgets.BoundedFloatText(value=0, min=0, max=1e6, description="budget (s)", tooltip="no further round after so many seconds; 0: no limit",
                                                **short)
-        self.decided = widgets.Checkbox(description="stop when decided", indent=False)
+        self.decided = widgets.Checkbox(description="stop when decided", indent=False, layout=widgets.Layout(width="auto"))
         self.scope = widgets.Dropdown(options=[("this notebook", notebook)] * bool(notebook) + [("the whole investigation", None)], description="run")
         self.check, self.start, self.stop = (widgets.Button(description=d, tooltip=t, button_style=s) for d, t, s in (
             ("Check", "what can be known before a server is started", ""), ("Start", "start the run as a process of its own", "primary"),
@@ -141,7 +142,7 @@ class Panel:
         with running.one_at_a_time(self.outputs):
             there = running.alive(self.outputs)
             self.folder = there or self._launch()
-        self._seen = ()
+        self._seen, self.chart.value, self.result.value, self.log.value = (), "", "", ""        # nothing of the run before
         self.refresh()
         return self.folder
 
@@ -218,14 +219,8 @@ class Panel:
         except WorkbenchError as error:
             self.chart.value = _bad(error)
             return
-        if asked:
-            title = f"{asked[1]} ÷ {asked[2]} in {asked[0]}"
-            self.chart.value = (f"<b>{escape(title)}</b><div class='muted'>Dots are pairs of blocks, the line is their ratio so far, the band its "
-                                f"interval. To look at it ends nothing.</div>{charts.svg(charts.narrowing(table))}")
-        if not alive and (self.folder / "verdict.json").exists():
-            self.result.value = _verdict(lab)
-        elif alive:
-            self.result.value = ""
+        self.chart.value = _narrowing(asked, table) if asked else ""
+        self.result.value = _verdict(lab) if not alive and (self.folder / "verdict.json").exists() else ""
 
 
 def _checked(found: Sequence[Check]) -> str:
@@ -235,6 +230,12 @@ def _checked(found: Sequence[Check]) -> str:
     word = f"<span class='bad'>{refused} refused</span>" if refused else "<span class='good'>nothing refused</span>"
     return (f"<b>Preflight:</b> {word}, {len(told) - refused} warned, {len(found) - len(told)} passed"
             f"{_table(table[table['status'] != 'passed']) if told else ''}<details><summary class='muted'>every check</summary>{_table(table)}</details>")
+
+
+def _narrowing(asked: tuple[str, str, str], table: pd.DataFrame) -> str:
+    experiment, a, b = asked
+    return (f"<b>{escape(f'{a} ÷ {b} in {experiment}')}</b><div class='muted'>Dots are pairs of blocks, the line is their ratio so far, the band its "
+            f"interval. To look at it ends nothing.</div>{charts.svg(charts.narrowing(table))}")
 
 
 def _verdict(lab: Any) -> str:

@@ -192,7 +192,8 @@ def _execute(notebook: Notebook, lab: Lab, output: Path) -> bool:
 
 
 def _end_kernels() -> None:
-    """The servers of a kernel end with it (workbench/keeper.py)."""
+    """The servers of a kernel end with it (workbench/keeper.py). That it died, which papermill tells as an error, is what was wanted."""
+    logging.getLogger("papermill").disabled = True
     for child in psutil.Process().children():
         if "ipykernel" in " ".join(child.cmdline()):
             child.kill()

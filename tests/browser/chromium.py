@@ -144,9 +144,10 @@ class Chromium:
         self.press("Enter")
 
     def picture(self, path: Path, element: str | None = None) -> None:
-        """Keep what is seen, or one element of it, as a PNG."""
+        """Keep what is seen, or one element of it, brought into sight, as a PNG."""
         clip = {}
         if element:
+            self.evaluate(f"({element}).scrollIntoView({{block: 'start'}})")
             x, y, width, height = self.evaluate(f"(e => {{ const r = e.getBoundingClientRect(); return [r.x + scrollX, r.y + scrollY, r.width, r.height]; }})"
                                                 f"({element})")
             clip = {"clip": {"x": x, "y": y, "width": width, "height": height, "scale": 1}, "captureBeyondViewport": True}
