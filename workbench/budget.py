@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
-from workbench import ceilings, cost, machine, pair
+from workbench import ceilings, cost, host, machine, pair
 from workbench.arms import Arm
 from workbench.cost import Prediction
 from workbench.errors import BadInput, WorkbenchError
@@ -23,12 +23,21 @@ CPU_CAVEAT = " Measured on the CPU engine: not a statement about GPUs."
 
 @dataclass(frozen=True)
 class Basis:
-    """What predictions stand on: the machine's measured inputs and the shapes of the pair; or, in ``why``, why there are none."""
+    """What predictions stand on: the machine's measured inputs and the shapes of the pair; or, in ``why``, why there are none.
+
+    host: {arm: seconds that the host needs for a cycle}, as the recording host_from tells of this machine; empty where none does.
+    """
 
     inputs: Machine | None = None
     target: ModelShape | None = None
     draft: ModelShape | None = None
     why: str = ""
+    host: Mapping[str, float] = field(default_factory=dict)
+    host_from: str = ""
+
+    def host_s(self, arm: Arm) -> float:
+        """Seconds that the host needs for a cycle of an arm; an unknown own-N's as for shared."""
+        return self.host.get(arm.name, self.host.get("shared" if arm.speculates else "none", 0.0))
 
 
 def basis(run: Lab) -> Basis:
@@ -43,11 +52,12 @@ def basis(run: Lab) -> Basis:
         inputs = machine.of(run.profile) if kept is None else Machine.from_json(kept)
         target, draft = (pair.read(getattr(run.profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
         cost.by_placement(run.profile, target, draft, inputs)
+        told_by, told = host.of(run, inputs)
     except WorkbenchError as error:
         return Basis(why=str(error).rstrip("."))
     if kept is None:
         run.find("budget", "machine", inputs.to_json())
-    return Basis(inputs, target, draft)
+    return Basis(inputs, target, draft, host=told, host_from=told_by)
 
 
 def context(run: Lab) -> float:

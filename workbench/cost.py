@@ -2,7 +2,7 @@
 
 Sources of the formulas, where they are used:
 - a stage takes as long as its bytes at the measured bandwidth or its operations at the measured rate, whichever is longer (roofline:
-  Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009); a forward reads each weight once and multiplies and adds once
+  Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009); how bytes become seconds: machine.Machine.read_s; a forward reads each weight once and multiplies and adds once
   for each of them and each token (Pope et al., Efficiently Scaling Transformer Inference, 2022, section 2). Attention's own operations are
   left out: at the contexts of a cycle they are few beside the weights'.
 - a forward makes one all-reduce for the embedding (vocab_parallel_embedding.py:526), two a layer (attention output and feed-forward:
@@ -43,16 +43,18 @@ class Collective:
 
 @dataclass(frozen=True)
 class Work:
-    """What one rank does in a stage. bytes: read from memory; operations: multiplications and additions; kernels: launched."""
+    """What one rank does in a stage. bytes: read from memory; operations: multiplications and additions; kernels: launched; products: of
+    them those that read weights."""
 
     bytes: float = 0.0
     operations: float = 0.0
     kernels: float = 0.0
     collectives: tuple[Collective, ...] = ()
+    products: float = 0.0
 
     def times(self, count: int) -> Work:
         return Work(count * self.bytes, count * self.operations, count * self.kernels,
-                    tuple(replace(c, count=count * c.count) for c in self.collectives))
+                    tuple(replace(c, count=count * c.count) for c in self.collectives), count * self.products)
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted cycle of an arm (without speculation: its step), by stage. remainder_s: what the model does not know (the host, waiting
-    ranks), as measured on another arm; 0 where nothing was measured."""
+    """The predicted cycle of an arm (without speculation: its step), by stage. host_s: what the host needs for a cycle beside the
+    device's work; remainder_s: what is added to both. Either as measured elsewhere; 0 where nothing was measured."""
 
     arm: str
     stages: dict[str, Cost]
     remainder_s: float = 0.0
+    host_s: float = 0.0
 
     @property
     def draft_s(self) -> float:
@@ -88,8 +91,15 @@ class Prediction:
         return sum(self.stages[stage].total_s for stage in ("draft", "draft_extend") if stage in self.stages)
 
     @property
+    def device_s(self) -> float:
+        """Seconds of a cycle in which the device has work."""
+        return sum(cost.total_s for cost in self.stages.values())
+
+    @property
     def cycle_s(self) -> float:
-        return sum(cost.total_s for cost in self.stages.values()) + self.remainder_s
+        """SGLang prepares the next cycle on the host while the device is at work on this one (its overlap scheduler,
+        managers/scheduler.py:event_loop_overlap), so the slower of the two sets the pace."""
+        return max(self.device_s, self.host_s) + self.remainder_s
 
 
 def distinct_experts(count: int, per_token: int, tokens: float, popularity: Sequence[float] | None = None) -> float:
@@ -125,16 +135,19 @@ def _probabilities(shares: list[float], per_token: int) -> list[float]:
 
 @dataclass(frozen=True)
 class _Weights:
-    """One rank's weights by when they are read: always, of one routed expert in every sparse layer, of the draft's fc. (bytes, elements)"""
+    """One rank's weights by when they are read: always, of one routed expert in every sparse layer, of the draft's fc. (bytes, elements)
+    products: how many products read those of always and of experts, the head's included."""
 
     always: tuple[float, float]
     expert: tuple[float, float]
     fc: tuple[float, float]
+    products: int
 
 
 def _weights(profile: Profile, shape: ModelShape, ranks: int) -> _Weights:
     dtype, unit = memory.serving_dtype(profile, shape), 32 * ranks if profile.engine == "cpu" else 1
     sums = {part: [0.0, 0.0] for part in ("always", "expert", "fc")}
+    products: set[str] = set()
     for tensor in shape.tensors or implied(shape):
         name = canonical(tensor.name)
         module = name.split(".")[-2] if "." in name else name
@@ -148,13 +161,23 @@ def _weights(profile: Profile, shape: ModelShape, ranks: int) -> _Weights:
             if number and number[1] != "0":
                 continue        # experts are equal: the first stands for each
             part, share = "expert", 1.0 if number else 1 / shape.experts.count
+        if len(tensor.shape) > 1 and part != "fc":
+            products.add(_fused(name))
         sums[part][0] += share * rank_bytes(shape, tensor, ranks, dtype, unit)
         sums[part][1] += share * rank_elements(shape, tensor, ranks, unit)
     if not sums["always"][1]:
         raise BadInput(shape.field, f"the weights of {shape.architecture} are not known", "give a folder with its safetensors files")
     head = padded_rows(head_rows(shape), ranks) * shape.hidden_size
     sums["always"][0] += head * ITEM_BYTES[dtype]
-    return _Weights(*(tuple(sums[part]) for part in ("always", "expert", "fc")))
+    return _Weights(*(tuple(sums[part]) for part in ("always", "expert", "fc")), len(products) + 1)
+
+
+def _fused(name: str) -> str:
+    """The product that reads a weight: SGLang stacks Q, K and V, gate and up, and MLA's first projections (models/llama.py:160, :66,
+    deepseek_v2.py:2070)."""
+    for stacked, parts in (("qkv", "q_proj|k_proj|v_proj"), ("gate_up", "gate_proj|up_proj"), ("qkv_a", "q_a_proj|kv_a_proj_with_mqa")):
+        name = re.sub(rf"\.({parts})\.", f".{stacked}.", name)
+    return name
 
 
 def forward(profile: Profile, shape: ModelShape, ranks: int, tokens: int, *, rows: int, kv_bytes: float = 0.0, fc: bool = False,
@@ -173,6 +196,7 @@ def forward(profile: Profile, shape: ModelShape, ranks: int, tokens: int, *, row
         multiplied += tokens * each * weights.expert[1]
     if fc:
         read, multiplied = read + weights.fc[0], multiplied + tokens * weights.fc[1]
+    products = weights.products + fc
     head = padded_rows(head_rows(shape), ranks)
     kernels = FORWARD_KERNELS + shape.layers * (LAYER_KERNELS + LATENT_KERNELS * bool(shape.mla) + SPARSE_KERNELS * bool(shape.experts))
     found: list[Collective] = []
@@ -181,7 +205,7 @@ def forward(profile: Profile, shape: ModelShape, ranks: int, tokens: int, *, row
                   Collective("all_gather", rows * head * item, ranks, 1)]
         if fc and shape.architecture == MLA_DRAFT:      # its fc is column-parallel (kimi_k25_eagle3.py:212)
             found.append(Collective("all_gather", tokens * shape.hidden_size // ranks * item, ranks, 1))
-    return Work(read, 2 * (multiplied + rows * head * shape.hidden_size), kernels, tuple(found))
+    return Work(read, 2 * (multiplied + rows * head * shape.hidden_size), kernels, tuple(found), products)
 
 
 def experts_a_token(shape: ModelShape) -> int:
@@ -223,6 +247,11 @@ def graphs(profile: Profile) -> bool:
     return profile.engine == "cuda" and not flag(profile, "disable-cuda-graph", False)
 
 
+def overlaps(profile: Profile) -> bool:
+    """Whether the host prepares a cycle while the device works on the one before."""
+    return profile.engine == "cuda" and not flag(profile, "disable-overlap-schedule", False)
+
+
 def cost(profile: Profile, work: Work, machine: Machine, kernels: float | None = None) -> Cost:
     """What a stage's work costs on a machine; kernels: how many it launches, where a trace has counted them.
 
@@ -232,7 +261,7 @@ def cost(profile: Profile, work: Work, machine: Machine, kernels: float | None =
     """
     graph, custom = graphs(profile), not flag(profile, "disable-custom-all-reduce", False)
     count = work.kernels if kernels is None else kernels
-    done = Cost(work.bytes / machine.known("thin_bytes_per_s"), work.operations / machine.known("matrix_ops_per_s"),
+    done = Cost(machine.read_s(work.bytes, work.products), work.operations / machine.known("matrix_ops_per_s"),
                 sum(c.count * machine.collective_s(c.kind, c.bytes, c.ranks, graph=graph and c.kind != "broadcast", custom=custom)
                     for c in work.collectives), 0.0)
     if graph:
@@ -244,14 +273,14 @@ def cost(profile: Profile, work: Work, machine: Machine, kernels: float | None =
 
 def predict(profile: Profile, target: ModelShape, draft: ModelShape | None, arm: Arm, machine: Machine, *, context: float = 0.0,
             concurrency: int | None = None, popularity: Sequence[float] | None = None, kernels: Mapping[str, float] | None = None,
-            remainder_s: float = 0.0) -> Prediction:
-    """The cycle of an arm. Arguments as for ``stages`` and ``cost``; kernels: {stage: kernels a cycle} as a trace counted them.
+            remainder_s: float = 0.0, host_s: float = 0.0) -> Prediction:
+    """The cycle of an arm. Arguments as for ``stages``, ``cost`` and ``Prediction``; kernels: {stage: kernels a cycle} as a trace counted them.
 
     Raises: BadInput as ``forward`` and ``cost`` do.
     """
     works = stages(profile, target, draft, arm, context=context, concurrency=concurrency, popularity=popularity)
     costs = {name: cost(profile, work, machine, (kernels or {}).get(name)) for name, work in works.items()}
-    return Prediction(arm.name, costs, remainder_s)
+    return Prediction(arm.name, costs, remainder_s, host_s)
 
 
 def placements(profile: Profile, draft: ModelShape) -> tuple[Arm, ...]:

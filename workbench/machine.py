@@ -27,6 +27,7 @@ from workbench.flags import flag
 from workbench.profile import ROOT, Profile
 
 log = logging.getLogger(__name__)
+THIN_BYTES = 2 * 7168 * 7168        # weights of the thin product on a GPU (workbench/engine/measure.py)
 NOT_REACHED = "not reached"         # as workbench/engine/measure.py writes it
 PROGRAM = (sys.executable, "-m", "workbench.engine.measure")
 FOLDER = ROOT / "outputs" / "machines"
@@ -100,6 +101,18 @@ class Machine:
         if value is None:
             raise _missing(self.name, INPUTS[name][0], self.unknown.get(name, "it was not tried"))
         return value
+
+    def read_s(self, size: float, products: float) -> float:
+        """Seconds for products of a few rows to read ``size`` bytes of weights in all.
+
+        A GPU reads large weights at a copy's bandwidth; what the measured product took beyond that each product takes, however large it is
+        (Hockney's latency + size / bandwidth). Elsewhere, and where a product is as fast as a copy, all bytes go at the product's rate.
+        Raises: BadInput when products were not measured.
+        """
+        thin, copy = self.known("thin_bytes_per_s"), self.copy_bytes_per_s or 0.0
+        if self.engine == "cpu" or copy <= thin:
+            return size / thin
+        return size / copy + products * THIN_BYTES * (1 / thin - 1 / copy)
 
     def collective_s(self, kind: str, size: float, ranks: int, *, graph: bool = False, custom: bool = True) -> float:
         """Seconds of one collective of ``size`` bytes (of one rank's input) in a group of ``ranks``; a group of one talks to nobody.

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from workbench import cost, recording, tables, trace, traces
+from workbench import cost, host, recording, tables, trace, traces
 from workbench.arms import Arm
 from workbench.budget import Basis, basis, context
 from workbench.cost import Prediction
@@ -25,18 +26,30 @@ def predicted(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, P
     """{arm: its predicted cycle} for every measured arm but replicas and other settings of the communication layer, for which this machine
     was not measured; empty without a basis.
 
-    What the model does not know (the host above all) is taken from shared alone, as the difference of its cycle, and added to each other
-    arm that speculates; so shared itself is fitted, and what is predicted is how the others differ from it. Kernels are as many as the
-    profiled cycles of shared and none launched, where there are any on a GPU.
+    What the model does not know (the host above all) is taken from shared alone, so shared itself is fitted and what is predicted is how
+    the others differ from it. Where the host works beside the device, no arm that speculates has a shorter cycle than shared; elsewhere the
+    difference of shared's cycle is added to theirs.
     """
+    found_alone = alone(run, verdict, found)
+    if "shared" not in found_alone:
+        return found_alone
+    cycle = measured(verdict)["shared"]["cycle"] / 1e3
+    if cost.overlaps(run.profile):
+        taken = {"host_s": cycle}
+    else:
+        taken = {"remainder_s": cycle - found_alone["shared"].cycle_s}
+    return {name: replace(p, **taken) if Arm.parse(name).speculates else p for name, p in found_alone.items()}
+
+
+def alone(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
+    """As ``predicted`` with nothing taken from the run. Kernels are as many as the profiled cycles of shared and none launched, where there
+    are any on a GPU."""
     if found.inputs is None:
         return {}
-    told, counted = measured(verdict), kernels(run, found)
-    arms = {name: Arm.parse(name) for name in told}
-    alone = {name: cost.predict(run.profile, found.target, found.draft, arm, found.inputs, context=context(run), kernels=counted)
-             for name, arm in arms.items() if not (arm.replica or arm.comm)}
-    remainder = told["shared"]["cycle"] / 1e3 - alone["shared"].cycle_s if "shared" in alone else 0.0
-    return {name: Prediction(name, p.stages, remainder if arms[name].speculates else 0.0) for name, p in alone.items()}
+    counted, arms = kernels(run, found), {name: Arm.parse(name) for name in measured(verdict)}
+    return {name: cost.predict(run.profile, found.target, found.draft, arm, found.inputs, context=context(run), kernels=counted,
+                               host_s=found.host_s(arm))
+            for name, arm in arms.items() if not (arm.replica or arm.comm)}
 
 
 def kernels(run: Lab, found: Basis) -> dict[str, float]:
@@ -55,11 +68,11 @@ def kernels(run: Lab, found: Basis) -> dict[str, float]:
 
 def compared(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
     """One row an arm: the measured cycle beside the model's own figure and that with the remainder of shared, with how far each is off."""
-    told, rows = measured(verdict), []
-    for name, p in predicted(run, verdict, found).items():
-        cycle, alone = told[name]["cycle"], 1e3 * (p.cycle_s - p.remainder_s)
-        fitted = 1e3 * p.cycle_s if p.remainder_s and name != "shared" else math.nan
-        rows.append((name, cycle, alone, 100 * (alone / cycle - 1), fitted, 100 * (fitted / cycle - 1)))
+    told, rows, fitted = measured(verdict), [], predicted(run, verdict, found)
+    for name, p in alone(run, verdict, found).items():
+        cycle, own = told[name]["cycle"], 1e3 * p.cycle_s
+        then = 1e3 * fitted[name].cycle_s if Arm.parse(name).speculates and "shared" in fitted and name != "shared" else math.nan
+        rows.append((name, cycle, own, 100 * (own / cycle - 1), then, 100 * (then / cycle - 1)))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -75,7 +88,7 @@ def bars(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
             rows += [(f"{name}, measured", stage, time) for stage, time in told.items() if stage != "cycle" and time > 0]
     for name, p in predicted(run, verdict, found).items():
         rows += [(f"{name}, predicted", stage, 1e3 * c.total_s) for stage, c in p.stages.items()]
-        rows += [(f"{name}, predicted", HOST, 1e3 * p.remainder_s)] if p.remainder_s > 0 else []
+        rows += [(f"{name}, predicted", HOST, 1e3 * (p.cycle_s - p.device_s))] if p.cycle_s > p.device_s else []
     names = {"decode": "verify", "draft_extend": "draft-extend", HOST: "host and rest"}
     return pd.DataFrame([(arm, names.get(stage, stage), time) for arm, stage, time in rows], columns=["arm", "stage", "time (ms/cycle)"])
 
@@ -129,10 +142,14 @@ def sentence(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
     if table.empty:
         return "There is no arm that the model could be held against."
     said = [_missed("With nothing taken from the run", table["arm"], table["off (%)"])]
+    if found.host_from:
+        said.append(f"What the host needs for a cycle is known from {recording.PREFIX}{found.host_from}, where the device is idle.")
+    elif (shared := alone(run, verdict, found).get("shared")) and shared.device_s < host.IDLE * measured(verdict)["shared"]["cycle"] / 1e3:
+        said.append("The device is idle for more than three quarters of a cycle: what was measured is the host.")
     if not (fitted := table.dropna(subset="then off (%)")).empty:
         said.append(_missed("With what it does not know taken from shared", fitted["arm"], fitted["then off (%)"]))
     said.append(_where(run, verdict, found, table.loc[table["off (%)"].abs().idxmax(), "arm"]))
-    right, wrong = order(verdict, predicted(run, verdict, found))
+    right, wrong = order(verdict, alone(run, verdict, found))
     if wrong:
         said.append(f"It orders {'; '.join(wrong)} the other way round than measured.")
     elif right:
@@ -143,8 +160,9 @@ def sentence(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
 
 def _where(run: Lab, verdict: Mapping[str, Any], found: Basis, arm: str) -> str:
     """In which stages the arm that the model misses most takes longer or shorter than predicted, the larger differences first."""
-    told, stages = measured(verdict)[arm], predicted(run, verdict, found)[arm].stages
-    apart = {stage: time - 1e3 * stages[stage].total_s if stage in stages else time for stage, time in told.items() if stage != "cycle"}
+    told, model = measured(verdict)[arm], alone(run, verdict, found)[arm]
+    expected = {stage: c.total_s for stage, c in model.stages.items()} | {HOST: model.cycle_s - model.device_s}
+    apart = {stage: time - 1e3 * expected.get(stage, 0.0) for stage, time in told.items() if stage != "cycle"}
     large = sorted((stage for stage, ms in apart.items() if abs(ms) > WORTH_NAMING * told["cycle"]), key=lambda stage: -abs(apart[stage]))
     if not large:
         return f"Stage by stage {arm} is as predicted, or was not timed."

@@ -204,6 +204,37 @@ def test_a_stage_is_its_bytes_and_its_collectives(origin):
     assert predict(profile, target, draft, Arm.parse("own-1"), machine(), remainder_s=1e-3).cycle_s == pytest.approx(found.cycle_s + 1e-3)
 
 
+def test_large_weights_are_read_as_fast_as_copies_and_each_product_takes_its_own_time(origin):
+    """The measured product of 7168 x 7168 takes 30 us where a copy of its bytes would take 25.7: each product takes those 4.3 us more."""
+    profile, target, draft = origin
+    found = machine(thin_bytes_per_s=2 * 7168**2 / 30e-6)
+    each = 30e-6 - 2 * 7168**2 / 4e12
+    assert found.read_s(4e9, 10) == pytest.approx(1e-3 + 10 * each) and each == pytest.approx(4.3e-6, rel=0.01)
+    assert found.read_s(2 * 7168**2, 1) == pytest.approx(30e-6)             # as measured
+    # QKV, output, gate and up, down; the head; and fc where hidden states are joined.
+    assert forward(profile, draft, 1, 1, rows=1).products == 5 and forward(profile, draft, 1, 1, rows=1, fc=True).products == 6
+    assert forward(profile, target, 2, 6, rows=6).products == 16 * 4 + 1
+    step = forward(profile, draft, 1, 1, rows=1)
+    assert cost.cost(profile, step.times(4), found).bytes_s == pytest.approx(4 * (step.bytes / 4e12 + 5 * each))
+    assert machine(thin_bytes_per_s=5e12).read_s(5e9, 10) == pytest.approx(1e-3)         # a copy is slower: the product's rate
+    assert machine(engine="cpu", thin_bytes_per_s=1e12).read_s(5e9, 10) == pytest.approx(5e-3)
+    assert machine(copy_bytes_per_s=None).read_s(4e9, 10) == pytest.approx(1e-3)
+
+
+def test_a_mixture_reads_its_experts_in_two_products_a_layer(tmp_path):
+    (tmp_path / "t").mkdir()
+    target = pair.read(folder(tmp_path / "t", KIMI | dict(first_k_dense_replace=1, n_shared_experts=1)), "pair.target")
+    write_pair(tmp_path)
+    # Of each layer the first projections, q_b, kv_b and output; a dense one 2 more, a sparse one router, shared and routed experts.
+    assert forward(tiny_profile(tmp_path), target, 2, 1, rows=1).products == 4 * 4 + 2 + 3 * (1 + 2 + 2) + 1
+
+
+def test_the_slower_of_device_and_host_sets_the_pace():
+    parts = {"draft": cost.Cost(1e-3, 0, 0, 0), "verify": cost.Cost(2e-3, 0, 0, 0)}
+    assert Prediction("shared", parts, host_s=5e-3).cycle_s == 5e-3 and Prediction("shared", parts, host_s=1e-3).cycle_s == pytest.approx(3e-3)
+    assert Prediction("shared", parts, 1e-3, 5e-3).cycle_s == pytest.approx(6e-3) and Prediction("shared", parts, 1e-3).device_s == pytest.approx(3e-3)
+
+
 def test_the_floor_of_a_draft_seen_on_two_h200(origin, tmp_path):
     """A trial there with own-1, hidden 7168 and a head of 32000 tokens: draft 1.9 to 2.6 ms for 5 steps, 1.5 ms by its weights alone."""
     profile, target, _ = origin

@@ -11,7 +11,7 @@ from test_machine import machine as gpu_machine
 from test_trace import COMMUNICATION, cycle_by_cycle
 from tiny_models import DEEPSEEK, write_pair
 
-from workbench import budget, ceilings, charts, cost, cycle, predictions, tables, traces, width
+from workbench import budget, ceilings, charts, cost, cycle, host, predictions, recording, tables, traces, width
 from workbench import machine as machines
 from workbench.arms import Arm
 from workbench.lab import Lab
@@ -322,6 +322,51 @@ def test_kernels_are_those_that_a_trace_counted(tmp_path):
                                                "draft_extend": 40 - collectives["draft_extend"]}
     counted = predictions.predicted(gpu, verdict, found)["own-1"].stages["verify"].launch_s
     assert counted == pytest.approx((90 - collectives["verify"]) * 1.5e-6 + 8e-6) and counted != pytest.approx(estimated)
+
+
+def test_where_the_host_works_beside_the_device_no_arm_is_faster_than_it(tmp_path):
+    """Cycles of 25 and 23.5 ms, devices that need less than 1: both are the host's, and a known one is no shorter cycle than it needs."""
+    gpu, found = lab(tmp_path, log(), engine="cuda"), gpu_basis(tmp_path)
+    verdict = gpu.verdict.to_json()
+    rows = predictions.compared(gpu, verdict, found).set_index("arm")
+    assert rows.loc["own-1", "with shared's remainder (ms)"] == pytest.approx(25, rel=1e-3) and rows.loc["own-1", "model alone (ms)"] < 1
+    assert "The device is idle for more than three quarters of a cycle" in predictions.sentence(gpu, verdict, found)
+    known = dataclasses.replace(found, host={"shared": 24e-3, "none": 9e-3}, host_from="other")
+    rows = predictions.compared(gpu, verdict, known).set_index("arm")
+    assert rows["model alone (ms)"].to_dict() == pytest.approx({"none": 9, "shared": 24, "own-1": 24})      # own-1's as shared's
+    said = predictions.sentence(gpu, verdict, known)
+    assert "is known from recorded:other, where the device is idle" in said and "within 15 % of every measured cycle" in said
+    alone = lab(tmp_path, (), engine="cuda", server={"flags": {"disable-overlap-schedule": True}})
+    rows = predictions.compared(alone, verdict, found).set_index("arm")
+    difference = rows.loc["own-1", "model alone (ms)"] - rows.loc["shared", "model alone (ms)"]
+    assert rows.loc["own-1", "with shared's remainder (ms)"] == pytest.approx(25 + difference, rel=1e-3)
+
+
+def test_the_host_is_told_by_a_recording_of_the_same_machine_whose_device_is_idle(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "FOLDER", tmp_path / "recordings")
+    gpu, inputs = lab(tmp_path, log(), engine="cuda"), gpu_basis(tmp_path).inputs
+    facts = {"machine": {"cores": 2}, "gpus": [{"name": "g"}], "versions": {"sglang": "1"}}
+
+    def recorded(name: str, hour: int, cycle_ms: float = 25.0, requests: int = 1, **changes) -> None:
+        folder = recording.FOLDER / name
+        folder.mkdir(parents=True)
+        profile = gpu.profile.model_copy(update={"workload": gpu.profile.workload.model_copy(update={"concurrency": requests})})
+        (folder / "runs.jsonl").write_text("")
+        (folder / "profile.json").write_text(profile.model_dump_json())
+        (folder / "provenance.json").write_text(json.dumps(facts | {"time": f"2026-01-01T{hour:02}:00:00+00:00"} | changes))
+        (folder / "verdict.json").write_text(json.dumps({"arms": {"shared": {"cycle_ms": cycle_ms}, "none": {"cycle_ms": None}}}))
+
+    (gpu.folder / "provenance.json").write_text(json.dumps(facts | {"time": "2026-01-01T12:00:00+00:00"}))
+    assert host.of(gpu, inputs) == ("", {})
+    recorded("earlier", 9, 24.0)
+    recorded("busy", 12, cycle_ms=1.0)
+    recorded("another-machine", 12, machine={"cores": 3})
+    recorded("another-load", 12, requests=4)
+    assert host.of(gpu, inputs) == ("earlier", {"shared": pytest.approx(24e-3)})
+    recorded("nearer", 14)
+    assert host.of(gpu, inputs)[0] == "nearer"
+    assert host.of(Lab(gpu.profile, recording.FOLDER / "nearer"), inputs)[0] == "earlier"          # never of itself
+    assert host.of(lab(tmp_path, ()), inputs) == ("", {})       # the CPU engine's device is the host
 
 
 def test_every_recording_is_predicted_from_its_own_machine(tmp_path, run):

@@ -11,7 +11,6 @@ from workbench.profile import ROOT
 RECORDINGS = ROOT / "fixtures" / "recordings"
 README = (ROOT / "README.md").read_text()
 ROWS = re.findall(r"^\| `(?P<name>[\w-]+)` \| `(?P<a>[^`]+)` ÷ `(?P<b>[^`]+)` \| (?P<figures>[^|]+) \|", README, re.MULTILINE)
-CYCLES = re.findall(r"^\| `([\w-]+)` \| `([^`]+)` \| ([\d.]+) ms \| ([\d.]+) ms \| ([-+]\d+) % \|", README, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("name", "a", "b", "figures"), ROWS)
@@ -47,17 +46,43 @@ def test_the_table_of_faults_is_what_was_measured():
     assert faults.table(found) in README and len(found["faults"]) >= 10
 
 
-def test_the_cycles_are_those_measured_and_predicted_within_what_is_allowed_and_in_order():
-    table, _ = predictions.recorded()
-    for name, arm, measured, predicted, off in CYCLES:
-        row, = table[(table["run"] == name) & (table["arm"] == arm)].to_dict("records")
-        assert (measured, predicted) == (f"{row['measured cycle (ms)']:.2f}", f"{row['model alone (ms)']:.2f}")
-        assert off == f"{row['off (%)']:+.0f}" and abs(row["off (%)"]) <= predictions.ALLOWED
-    assert len(CYCLES) >= 4
+def test_the_cycles_are_those_measured_and_predicted_and_those_that_miss_are_named():
+    table, said = predictions.recorded()
+    shown = table[table["run"].str.startswith("h200") & ~table["run"].str.contains("tiny")]
+    for name, rows in shown.groupby("run"):
+        cells = [f"{row['measured cycle (ms)']:.2f} → {row['model alone (ms)']:.2f}, {row['off (%)']:+.0f} %" for _, row in rows.iterrows()]
+        assert f"| `{name}` | {' | '.join(cells)} |" in README and list(rows["arm"]) == ["none", "shared", "own-1", "own-1+agreement=off"]
+    missed = shown[shown["off (%)"].abs() > predictions.ALLOWED]
+    assert len(shown) == 20 and "Two of 20 are off by more than 15 %" in README
+    assert list(zip(missed["run"], missed["arm"])) == [("h200-x2-hostpath-head-32000", "shared"), ("h200-x2-kimi-mini", "own-1+agreement=off")]
+    ordered = [re.search(r"It orders each of the (\d+) pairs of arms", said[name]) for name in set(shown["run"]) - {"h200-x2-kimi-mini"}]
+    assert sum(int(found[1]) for found in ordered) == 17 and "all\n17 pairs of arms here" in README
 
 
 def test_what_the_model_misses_of_shared_is_what_the_notebook_says():
-    missed = re.search(r"Of `shared` it misses ([\d.]+) ms of drafting and ([\d.]+) ms between the stages", README)
-    _, said = predictions.recorded()
-    assert f"has +{missed[1]} ms in draft, +{missed[2]} ms in the host against the model" in said[CYCLES[0][0]]
-    assert "It orders each of the 3 pairs of arms" in said[CYCLES[0][0]]
+    missed = re.search(r"\(([\d.]+) ms of its drafting and ([\d.]+) ms between the stages\)", README)
+    said = predictions.recorded()[1]["h200-x2-hostpath-head-32000"]
+    assert f"has +{missed[1]} ms in draft, " in said and f"+{missed[2]} ms in the host against the model" in said
+
+
+def test_the_reasons_why_own_1_loses_have_the_recorded_figures():
+    def arms(name: str) -> dict:
+        return json.loads((RECORDINGS / name / "verdict.json").read_text())["arms"]
+
+    def drafting(name: str, arm: str) -> str:
+        stages = arms(name)[arm]["stage_ms"]
+        return f"{stages['draft'] + stages['draft_extend']:.2f}"
+
+    words = " ".join(README.split())
+    full, small = ([drafting(name, arm) for arm in ("own-1", "shared")] for name in ("h200-x2-full-head", "h200-x2-head-32000"))
+    assert f"{full[0]} ms a cycle on `own-1` and {full[1]} ms on `shared`" in words and f"{small[0]} against {small[1]} ms" in words
+    trace = lab.reopen(RECORDINGS / "h200-x2-full-head").finding("trace shared")["parts"]
+    ms = 1e3 * sum(trace[stage]["seconds"].get("collective", 0) / trace[stage]["rounds"] for stage in ("draft", "draft_extend"))
+    assert f"the trace of `shared` has {ms:.3f} ms" in words
+    assert f"a cycle of {arms('h200-x2-tiny')['shared']['cycle_ms']:.2f} ms all the same" in words
+    first, later = (arms(name)["shared"]["cycle_ms"] for name in ("h200-x2-head-32000-first", "h200-x2-head-32000"))
+    assert f"took {first:.2f} ms, then {later:.2f}" in words
+    for arm in ("shared", "own-1"):
+        length = arms("h200-x2-tiny")[arm]["accept"]["length"]
+        assert f"{length['value']:.2f} ({length['low']:.2f} to {length['high']:.2f}) on `{arm}`" in words
+        assert f"{arms('h200-x2-tiny-paged')[arm]['accept']['length']['value']:.2f}" == "3.59" and "by pages 3.59 and 3.59" in words
