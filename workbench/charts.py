@@ -58,7 +58,8 @@ def forest(comparisons: pd.DataFrame, controls: pd.DataFrame | None = None, widt
     parts = [comparisons.assign(control=False)] + ([] if controls is None or controls.empty else [controls.assign(control=True)])
     rows = pd.concat(parts, ignore_index=True)
     telling = [column for column in ("metric", "experiment") if rows[column].nunique() > 1]
-    rows["label"] = [_forest_label(row, telling) for row in rows.to_dict("records")]
+    rows["label"] = [_forest_label(row, telling, width) for row in rows.to_dict("records")]
+    lines = 1 + rows["label"].str.count("\n").max()
     same = ["experiment", "metric", "method"]
     known = rows.drop(columns="reasons").dropna(subset="ratio")
     bands = known.merge(known.loc[known["control"], [*same, "low", "high"]], on=same, suffixes=("_own", ""))
@@ -67,14 +68,14 @@ def forest(comparisons: pd.DataFrame, controls: pd.DataFrame | None = None, widt
     scale = alt.Scale(domain=[min(ends) - margin, max(ends) + margin], nice=False, zero=False)
     x = dict(type="quantitative", title="ratio (1: no difference)", scale=scale, axis=alt.Axis(grid=False, tickCount=width // 90))
     label = alt.Axis(labelExpr="split(datum.label, '\\n')", labelLimit=width * 0.45, labelLineHeight=15, labelPadding=10,
-                     labelOffset=-15 if telling else -7, ticks=False, domain=False)
+                     labelOffset=-7.5 * (lines - 1), ticks=False, domain=False)
     y = alt.Y("label:N", title=None, sort=None, scale=alt.Scale(domain=rows["label"].tolist(), padding=0), axis=label)
     base = alt.Chart(known).encode(y, color=alt.when(alt.datum.control).then(alt.value(WITHOUT_DRAFT)).otherwise(alt.value(INK)))
     return _finished(
         alt.Chart(bands).mark_rect(color=BAND).encode(y, alt.X(field="low", **x), alt.X2("high"))
         + alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=MUTED, strokeDash=[3, 3]).encode(alt.X(field="ratio", **x))
         + base.mark_rule(strokeWidth=2.5).encode(alt.X(field="low", **x), alt.X2("high"))
-        + base.mark_circle(size=90, opacity=1).encode(alt.X(field="ratio", **x)), width, (66 if telling else 50) * len(rows))
+        + base.mark_circle(size=90, opacity=1).encode(alt.X(field="ratio", **x)), width, (18 + 16 * lines) * len(rows))
 
 
 def accept_by_position(table: pd.DataFrame, arms: Sequence[str] | None = None, width: int = WIDE) -> alt.LayerChart:
@@ -104,12 +105,16 @@ def collectives(table: pd.DataFrame, arms: Sequence[str] | None = None, width: i
     room = 1.9 if width > NARROW else 2.8  # the words stand to the right of the longest bar
     x = dict(type="quantitative", title="collectives (per cycle)", axis=alt.Axis(tickMinStep=1, tickCount=width // 60),
              scale=alt.Scale(domain=[0, room * (table["end"].max() or 1)], nice=False))
-    base = alt.Chart(table).encode(
-        alt.Y("stage:N", title=None, sort=_stages(table), axis=alt.Axis(ticks=False, labelPadding=8), scale=alt.Scale(paddingInner=0.25)),
-        alt.YOffset("arm:N", sort=_order(table["arm"]), scale=alt.Scale(paddingInner=0.15)))
+    rows, seen = [], _order(table["arm"])       # only what was counted has a row, and a stage is named at its first
+    for stage in _stages(table):
+        arms_of_it = [arm for arm in seen if arm in set(table.loc[table["stage"] == stage, "arm"])]
+        rows += [(stage, arm, f"{len(rows) + n}|{'' if n else stage}") for n, arm in enumerate(arms_of_it)] + [("", "", f"{len(rows) + len(arms_of_it)}|")]
+    base = alt.Chart(table.merge(pd.DataFrame(rows, columns=["stage", "arm", "row"]), on=["stage", "arm"])).encode(
+        alt.Y("row:N", title=None, scale=alt.Scale(domain=[row for _, _, row in rows[:-1]], paddingInner=0.15),
+              axis=alt.Axis(ticks=False, labelPadding=8, labelExpr="split(datum.label, '|')[1]")))
     bars = base.mark_bar().encode(alt.X(field="count", **x), _colour(table, arms, width))
     words = base.mark_text(align="left", dx=5, color=MUTED).encode(alt.X(field="end", **x), text="text:N")
-    return _finished(bars + words, width, (22 * table["arm"].nunique() + 14) * table["stage"].nunique())
+    return _finished(bars + words, width, 18 * len(rows))
 
 
 def stage_times(table: pd.DataFrame, width: int = WIDE) -> alt.Chart:
@@ -121,7 +126,7 @@ def stage_times(table: pd.DataFrame, width: int = WIDE) -> alt.Chart:
     chart = alt.Chart(table.assign(order=table["stage"].map(stages.index))).mark_bar().encode(
         alt.X("time (ms/cycle):Q", stack="zero"), alt.Order("order:Q"),
         alt.Y("arm:N", title=None, sort=_order(table["arm"]), axis=alt.Axis(ticks=False, labelPadding=8), scale=alt.Scale(padding=0.3)),
-        alt.Color("stage:N", title=None, scale=alt.Scale(domain=stages, range=STAGE_COLOURS)))
+        alt.Color("stage:N", title=None, scale=alt.Scale(domain=stages, range=STAGE_COLOURS), legend=_legend(stages, width)))
     return _finished(chart, width, 42 * table["arm"].nunique())
 
 
@@ -243,11 +248,12 @@ def two_runs(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
 
     table: ``versus.points``.
     """
+    table = table.assign(label=[_compared(label, width) for label in table["label"]])
     labels = list(dict.fromkeys(table["label"]))
     x = dict(type="quantitative", title="ratio (1: no difference)", scale=alt.Scale(zero=False, padding=20), axis=alt.Axis(tickCount=width // 90))
     base = alt.Chart(table).encode(
-        alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=width * 0.45),
-              scale=alt.Scale(paddingInner=0.3)),
+        alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelLimit=width * 0.45,
+                                                               labelExpr="split(datum.label, '\\n')"), scale=alt.Scale(paddingInner=0.3)),
         alt.YOffset("run:N", sort=["A", "B"]),
         alt.Color("run:N", title=None, scale=alt.Scale(domain=["A", "B"], range=ARM_COLOURS[:2])))
     one = alt.Chart(pd.DataFrame({"ratio": [1.0]})).mark_rule(color=MUTED, strokeDash=[3, 3]).encode(alt.X(field="ratio", **x))
@@ -311,19 +317,28 @@ def _stages(table: pd.DataFrame) -> list[str]:
 
 
 def _colour(table: pd.DataFrame, arms: Sequence[str] | None, width: int) -> alt.Color:
-    """Only the table's own arms are in the legend, in the colours they have among all, in as many columns as the chart has room for."""
+    """Only the table's own arms are in the legend, in the colours they have among all."""
     colours = palette([*table["arm"], *(arms or ())])
     present = _order(table["arm"])
-    columns = max(1, width // (30 + 7 * max(map(len, present), default=1)))
-    return alt.Color("arm:N", title=None, scale=alt.Scale(domain=present, range=[colours[name] for name in present]),
-                     legend=alt.Legend(columns=min(columns, len(present) or 1)))
+    return alt.Color("arm:N", title=None, scale=alt.Scale(domain=present, range=[colours[name] for name in present]), legend=_legend(present, width))
 
 
-def _forest_label(row: Mapping[str, Any], telling: Sequence[str]) -> str:
+def _legend(names: Sequence[str], width: int) -> alt.Legend:
+    """In as many columns as the chart has room for beside its axis."""
+    room = width if width > NARROW else 0.7 * width
+    return alt.Legend(columns=int(min(max(1, room // (30 + 7 * max(map(len, names), default=1))), len(names) or 1)))
+
+
+def _compared(comparison: str, width: int) -> str:
+    """A comparison's name, in two lines where a phone would cut it."""
+    return comparison.replace(" ÷ ", "\n÷ ") if width <= NARROW and len(comparison) > 20 else comparison
+
+
+def _forest_label(row: Mapping[str, Any], telling: Sequence[str], width: int) -> str:
     """Lines of a row's label: what is compared, what tells it from other rows, its interval."""
     interval = f"{tables.fixed(row['ratio'])} [{tables.fixed(row['low'])}, {tables.fixed(row['high'])}]" if row["valid"] else "refused"
     about = ", ".join(filter(None, [*(row[column] for column in telling), "control" if row["control"] else ""]))
-    return "\n".join(filter(None, [row["comparison"], about, interval]))
+    return "\n".join(filter(None, [_compared(row["comparison"], width), about, interval]))
 
 
 def _nothing(said: str, width: int) -> alt.TopLevelMixin:

@@ -176,7 +176,7 @@ def _execute(notebook: Notebook, lab: Lab, output: Path) -> bool:
     with ThreadPoolExecutor(1) as thread:
         done = thread.submit(papermill.execute_notebook, source, output, parameters, kernel_name="python3", cwd=ROOT / "notebooks",
                              progress_bar=False, log_output=True, request_save_on_cell_execute=True,
-                             extra_arguments=["--IPKernelApp.log_level=40"])
+                             extra_arguments=["--IPKernelApp.log_level=50"])      # told to end, an idle kernel logs an error
         try:
             done.result()
         except PapermillExecutionError as error:

@@ -37,16 +37,16 @@ def render(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapp
     if not main["arms"]:
         main, swept = verdict, {}       # a run of sweeps alone, or of nothing
     comparisons, controls = tables.comparisons(main), tables.controls(main)
-    colours = charts.palette(list(verdict.get("arms") or {}))
+    everyone = list(verdict.get("arms") or {})      # an arm has one colour in the whole page
     files, left_out = downloads(verdict, records, provenance, profile)
     return page.render("report.html.j2",
         question=QUESTION, sentence=verdict.get("sentence") or "No verdict was stated.", valid=bool(verdict.get("valid")),
         name=verdict.get("profile") or tables.UNKNOWN, labels=labels(verdict, provenance, profile), about=profile.get("about", ""),
         recorded=f"{origin(provenance)} Nothing was measured for this page." if verdict.get("source") == "recorded" else "",
-        arms=page.table(tables.arms(main, profile)), colours=colours, sweeps=sweeps(swept, records, profile) if swept else None,
+        arms=page.table(tables.arms(main, profile)), colours=charts.palette(everyone), sweeps=sweeps(swept, records, profile) if swept else None,
         conditions=conditions(records, profile), costs=costs(comparisons, profile), comparisons=page.table(_ratios(comparisons, controls)),
         notes=verdict.get("notes") or [], parity=page.table(tables.parity(verdict)), reasons=refusals["reason"].tolist(),
-        refusals=page.table(refusals), figures=[*figures(main, records), *_cycles(cycles)],
+        refusals=page.table(refusals), figures=[*figures(main, records, everyone), *_cycles(cycles)],
         failures=page.table(tables.failures(records)), findings=page.table(tables.findings(records)),
         provenance=page.table(tables.provenance(provenance)), commands=commands(verdict, records, provenance), files=files, left_out=left_out)
 
@@ -147,11 +147,14 @@ def _cycles(bars: pd.DataFrame | None) -> Iterator[Figure]:
                       "predicts from this machine’s inputs.", lambda width: charts.stage_times(bars, width))
 
 
-def figures(verdict: Mapping[str, Any], records: Sequence[Line]) -> Iterator[Figure]:
-    """Every chart that this run has numbers for, in the order of the argument: how much, how sure, and why."""
+def figures(verdict: Mapping[str, Any], records: Sequence[Line], everyone: Sequence[str] = ()) -> Iterator[Figure]:
+    """Every chart that this run has numbers for, in the order of the argument: how much, how sure, and why.
+
+    everyone: the arms of the whole page, by which an arm has its colour.
+    """
     blocks = tables.with_result(tables.blocks(records), verdict)
     blocks = blocks.loc[[not is_sweep(experiment) for experiment in blocks["experiment"]]]
-    arms = list(dict.fromkeys([*(verdict.get("arms") or {}), *blocks["arm"]]))
+    arms = list(everyone or dict.fromkeys([*(verdict.get("arms") or {}), *blocks["arm"]]))
     comparisons, controls = tables.comparisons(verdict), tables.controls(verdict)
     for (metric, method), rows in comparisons.groupby(["metric", "method"], sort=False):
         control = controls[(controls["metric"] == metric) & (controls["method"] == method)]

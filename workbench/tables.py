@@ -19,6 +19,7 @@ MAX_DATA = 500          # characters of a finding's data that are shown
 UNKNOWN = "unknown"
 NOT_APPLICABLE = "–"
 STAGES = ("draft", "verify", "draft_extend")
+BEFORE = ("prefill", "draft_prefill")       # once a request, so no part of a cycle
 METRIC_NAMES = {"tokens_per_s": "throughput", "cycle_ms": "cycle time"}
 DRAFT_ONLY = ["draft TP (ranks)", "drafting", "accept length (tokens/cycle)", "accept rate (%)", "draft collectives (per cycle)"]
 
@@ -231,11 +232,11 @@ def drafting(arm: Arm | None, profile: Mapping[str, Any]) -> str:
 
 
 def in_order(stages: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    """The stages of a cycle in their order, others after them."""
+    """The stages of a cycle in their order, others after them; without those that come once a request."""
     def place(item: tuple[str, Any]) -> tuple[int, str]:
         name = item[0].replace("-", "_")
         return (STAGES.index(name) if name in STAGES else len(STAGES), name)
-    return sorted((stages or {}).items(), key=place)
+    return sorted((item for item in (stages or {}).items() if item[0].replace("-", "_") not in BEFORE), key=place)
 
 
 def _about(reason: Any) -> str:

@@ -32,10 +32,10 @@ def differences(a: Run, b: Run) -> pd.DataFrame:
     rows = []
     for source, one, other in (("setting", a.profile, b.profile), ("provenance", a.provenance, b.provenance)):
         left, right = (dict(tables.provenance(facts).itertuples(index=False)) for facts in (one, other))
-        rows += [(source, fact, left.get(fact, tables.NOT_APPLICABLE), right.get(fact, tables.NOT_APPLICABLE))
+        rows += [(fact, source, left.get(fact, tables.NOT_APPLICABLE), right.get(fact, tables.NOT_APPLICABLE))
                  for fact in dict.fromkeys([*left, *right]) if left.get(fact) != right.get(fact)]
-    rows.sort(key=lambda row: row[1] in _LAST)
-    return pd.DataFrame(rows, columns=["of", "fact", f"A: {a.name}", f"B: {b.name}"])
+    rows.sort(key=lambda row: row[0] in _LAST)
+    return pd.DataFrame(rows, columns=["fact", "of", f"A: {a.name}", f"B: {b.name}"])
 
 
 def compared(a: Run, b: Run) -> pd.DataFrame:
@@ -127,13 +127,14 @@ def _interval(row: Mapping[str, Any], letter: str) -> str:
 
 
 def shown(rows: pd.DataFrame) -> pd.DataFrame:
-    """``compared`` for people: each ratio with its interval in one cell."""
+    """``compared`` for people: each ratio with its interval in one cell; the experiment where there are several."""
     def cell(row: Mapping[str, Any], value: str, low: str, high: str) -> str:
         return tables.NOT_APPLICABLE if math.isnan(row[value]) else f"{row[value]:.3f} ({row[low]:.3f} to {row[high]:.3f})"
 
     told = [(row["comparison"], row["metric"], cell(row, "A", "A low", "A high"), cell(row, "B", "B low", "B high"),
              cell(row, "A ÷ B", "low", "high"), row["told"], row["experiment"]) for row in rows.to_dict("records")]
-    return pd.DataFrame(told, columns=["comparison", "metric", "ratio in A", "ratio in B", "A ÷ B", "told", "experiment"])
+    table = pd.DataFrame(told, columns=["comparison", "metric", "ratio in A", "ratio in B", "A ÷ B", "told", "experiment"])
+    return table if rows["experiment"].nunique() > 1 else table.drop(columns="experiment")
 
 
 def render(a: Run, b: Run) -> str:

@@ -168,3 +168,10 @@ def test_a_picture_loads_nothing_and_has_no_ids_that_could_clash_with_another_pi
 def test_inline_is_an_image_kept_in_the_notebook():
     shown = charts.inline(drawn()["stages"])
     assert "<svg" in shown._repr_svg_() and "<script" not in shown._repr_svg_()
+
+
+def test_a_stage_that_an_arm_has_not_takes_no_room():
+    verdict = {"arms": {"none": {"collectives_per_round": {"decode": 14}},
+                        "shared": {"collectives_per_round": {"verify": 14, "draft": 8}}}}
+    picture = parsed(charts.collectives(tables.collectives(verdict)))
+    assert len(marks(picture, "rect")) == 3 and [w for w in words(picture) if w in ("draft", "verify", "decode")] == ["draft", "verify", "decode"]

@@ -193,3 +193,9 @@ def test_provenance_is_flat_and_keeps_lists():
                                           ([1234.5, 1.0], ["1,234", "1"]), ([True, False], ["yes", "no"]), (["–", 2.0], ["–", "2"])])
 def test_a_columns_numbers_share_their_decimals(cells, words):
     assert tables.shown(pd.DataFrame({"c": pd.Series(cells, dtype=object)}))["c"].tolist() == words
+
+
+def test_what_comes_once_a_request_is_no_part_of_a_cycle():
+    per = {"prefill": 30.0, "draft_prefill": 5.0, "decode": 3.0, "verify": 4.0, "draft": 2.0}
+    verdict = {"arms": {"shared": {"stage_ms": per, "collectives_per_round": per}}}
+    assert tables.stage_times(verdict)["stage"].tolist() == tables.collectives(verdict)["stage"].tolist() == ["draft", "verify", "decode"]

@@ -49,7 +49,7 @@ def test_what_differs_in_provenance_and_setting_is_said_and_nothing_else():
     other = run("second", provenance={"time": "2026-02-02", "gpus": [{"name": "H200"}]}, profile={"tp": 4})
     rows = versus.differences(run(), other)
     assert rows["fact"].tolist() == ["tp", "gpus.1.name", "time"]        # when comes last: it explains nothing
-    assert rows.iloc[0].tolist() == ["setting", "tp", "2", "4"] and rows.iloc[1].tolist()[2:] == ["–", "H200"]
+    assert rows.iloc[0].tolist() == ["tp", "setting", "2", "4"] and rows.iloc[1].tolist()[2:] == ["–", "H200"]
 
 
 def test_runs_that_differ_are_said_to():
