@@ -1,4 +1,4 @@
-"""The command line: workbench replay | measure | record | probe | check | report | bench. Bad input ends with one sentence and status 2."""
+"""The command line: workbench replay | measure | record | predict | probe | check | report | bench. Bad input ends with one sentence and status 2."""
 from __future__ import annotations
 
 import argparse
@@ -78,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("profile")
     check.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
     check.set_defaults(do=_check)
+    predict = commands.add_parser("predict", help="before any measurement: own-N over shared on more GPUs, by the inputs of a run with fewer")
+    predict.add_argument("profile")
+    predict.add_argument("folder", metavar="RUN", help="a run whose log holds its machine's inputs: a folder, or recorded:NAME")
+    predict.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
+    predict.set_defaults(do=_predict)
     probe = commands.add_parser("probe", help="does the installed SGLang have an option for the draft's TP size?")
     probe.set_defaults(do=_probe)
     report = commands.add_parser("report", help="write verdict.json and report.html of a run again, or put two runs side by side")
@@ -162,6 +167,18 @@ def _check(options: argparse.Namespace) -> int:
     for check in checks:
         print(f"{check.status:8} {check.name}: {check.detail}" + (f" -> {check.mend}" if check.mend else ""))
     preflight.refuse(checks)
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from workbench import budget, forecast
+    from workbench.profile import load
+
+    profile, found = load(options.profile, changes(options.changes)), budget.basis(_run(options.folder))
+    if found.inputs is None:
+        raise BadInput("RUN", f"there is no prediction from it: {found.why}", "name a run that measured its machine")
+    print(forecast.table(profile, found).to_string(index=False, float_format="{:.2f}".format))
+    print(forecast.sentence(profile, found))
     return 0
 
 
