@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ MARKER = "DRAFT_TP_SERVER"
 # setproctitle, with which SGLang names its processes, writes over the environment that /proc shows unless this is set.
 KEEPS_MARKER = {"SPT_NOENV": "1"}
 PORT_FREE_WITHIN_S, GPUS_FREE_WITHIN_S = 2.0, 30.0
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36       # linux/prctl.h
+PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36       # linux/prctl.h
 
 
 def processes(server: str) -> list[psutil.Process]:
@@ -102,12 +102,19 @@ def account(text: str) -> dict[str, Any] | None:
     return json.loads(said[-1].removeprefix(KEEPER)) if said else None
 
 
-def main() -> int:
+def popen(command: Sequence[str], server: str, output: int, before: Callable[[], Any]) -> subprocess.Popen:
+    """Start a server's launcher in a session of its own, marked as the server's. output: the log; before: called in it first of all."""
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                            env={**os.environ, **KEEPS_MARKER, MARKER: server}, preexec_fn=before)
+
+
+def main(arguments: Sequence[str], start: Callable[..., subprocess.Popen] = popen) -> int:
     """``python -m workbench.keeper SERVER LOG ADDRESS COMMAND...`` with the pipe as standard input.
 
     ADDRESS: host:port that the server listens on, - for none. When all has ended its account is the last line of its output and of the log.
+    start: how the command is started, as ``popen`` does.
     """
-    server, log, address, *command = sys.argv[1:]
+    server, log, address, *command = arguments
     host, _, port = address.rpartition(":")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.stdin.close())
@@ -115,8 +122,7 @@ def main() -> int:
     prctl(_PR_SET_CHILD_SUBREAPER, 1)           # orphans of the server become its own children, whatever they did to their environment
     with open(log, "ab") as output:
         # Where the keeper itself is killed, the kernel ends the launcher, and SGLang's workers die with that (utils/common.py:3432).
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                                 env={**os.environ, **KEEPS_MARKER, MARKER: server}, preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
+        child = start(command, server, output.fileno(), lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
     os.environ.pop(MARKER, None)
     why = _wait(child)
     begun = time.monotonic()
@@ -169,6 +175,6 @@ def _gpus_free(pids: Collection[int]) -> bool | None:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except BrokenPipeError:
         sys.exit(0)

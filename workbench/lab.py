@@ -127,7 +127,7 @@ class Lab:
         preflight.refuse(preflight.check(self.profile, [Arm.parse(name) for name in dict.fromkeys(task.planned.arm for task in tasks)]))
         if rule:
             self.find(rule.experiment, stopping.CHECKPOINTS, {"looks": list(rule.checkpoints.looks)})
-        with locks.held(self.profile, self.folder) as held, RunLog(self.folder / "runs.jsonl") as file, \
+        with locks.held(self.profile, self.folder) as held, servers.imported_once(self.profile), RunLog(self.folder / "runs.jsonl") as file, \
                 _gpus_given_back(self.profile, file), _Bench(self, file, held) as bench:
             while left := self.left(tasks := decide(self.records)):
                 bench.plan(tasks, [task for _, task in left])

@@ -28,7 +28,7 @@ def corrupted_rank(lab: Lab) -> list[str]:
     kept = {r.name: r.value for r in lab.records if isinstance(r, Finding) and r.experiment == NEGATIVE}
     if lab.profile.plan.negative_control and not lab.recording:
         wanted = [arm for arm in arms(lab.profile) if arm.name not in kept]
-        with ThreadPoolExecutor(max(1, min(len(wanted), lab.profile.server.at_once))) as pool:
+        with servers.imported_once(lab.profile), ThreadPoolExecutor(max(1, min(len(wanted), lab.profile.server.at_once))) as pool:
             for arm, found in zip(wanted, pool.map(lambda arm: _caught(lab, arm), wanted)):
                 kept[arm.name] = lab.find(NEGATIVE, arm.name, found)
     return [found["sentence"] for found in kept.values()]

@@ -19,7 +19,7 @@ from nbclient.exceptions import DeadKernelError
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
-from workbench import communication, negative, pace, plans, recording, running, sweeps, verdict
+from workbench import communication, negative, pace, plans, recording, running, server, sweeps, verdict
 from workbench.errors import BadInput
 from workbench.lab import Lab
 from workbench.plans import Task
@@ -81,7 +81,11 @@ def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int
     with running.Claim(lab.folder) as claim:
         chosen = [notebook for notebook in NOTEBOOKS if notebook.name not in skip and _applies(notebook, lab)]
         try:
-            failed = _render(lab, chosen) if lab.recording else _notebooks(lab, claim, chosen, resume)
+            if lab.recording:
+                failed = _render(lab, chosen)
+            else:
+                with server.imported_once(lab.profile):
+                    failed = _notebooks(lab, claim, chosen, resume)
         except KeyboardInterrupt:
             lab.stopped("by hand")
             _published(lab)

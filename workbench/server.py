@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from workbench import attestation, client, communication, keeper, logs, nodes, plans, stacks
+from workbench import attestation, client, communication, keeper, logs, nodes, nursery, plans, stacks
 from workbench.arms import Arm
 from workbench.engine.cpu.paths import python_path
 from workbench.engine.orders import VARIABLE, Orders, Placement
@@ -203,9 +203,21 @@ def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, concurrenc
         _release(list(keepers.values()), launch)
 
 
+@contextmanager
+def imported_once(profile: Profile) -> Iterator[None]:
+    """Inside, the CPU servers of this process and of those it starts share one import of SGLang; on GPUs there is nothing to share."""
+    if profile.engine == "cpu":
+        with nursery.owned(plan(profile, Arm.parse("none"), port=1, server="").environment):
+            yield
+    else:
+        yield
+
+
 def _keep(server: str, part: Part, logfile: Path, host: str = LOCAL, locks: Sequence[int] = ()) -> subprocess.Popen:
     command, environment = nodes.keeper(part.node, part.environment,
                                         (server, str(logfile.resolve()), f"{host}:{part.port}", *part.command))
+    if not part.node.reach and not locks and (kept_by := nursery.keep(command, environment, ROOT)):
+        return kept_by
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                             start_new_session=True, cwd=ROOT, pass_fds=tuple(locks), env={**os.environ, **environment})
 
