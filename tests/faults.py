@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from workbench import keeper, profile, provenance, runlog
+from workbench import keeper, nursery, profile, provenance, runlog
 from workbench.profile import ROOT
 from workbench.runlog import Block, Failure, Line, Start
 
@@ -30,6 +30,7 @@ VICTIMS: dict[str, Callable[[list[str]], bool]] = {
     "kernel": lambda words: "ipykernel_launcher" in words,
     "keeper": lambda words: "workbench.keeper" in words,
     "launcher": lambda words: "sglang.launch_server" in words and "workbench.keeper" not in words,     # it is the tokenizer and HTTP process too
+    "nursery": lambda words: "workbench.nursery" in words,
     "detokenizer": lambda words: words[0].startswith("sglang::detokenizer"),
     "replay": lambda words: "workbench.cli" in words,
     "rank 0": lambda words: words[0].startswith("sglang::scheduler") and "TP1" not in words[0],
@@ -75,7 +76,7 @@ class Run:
         command = [sys.executable, "-m", "workbench.cli", *self.arguments, "--out", str(self.folder)]
         with open(self.out, "w") as out:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-                                            env={**os.environ, MARKER: self.mark})
+                                            env={key: value for key, value in os.environ.items() if key != nursery.VARIABLE} | {MARKER: self.mark})
         return self
 
     def __exit__(self, *_: object) -> None:

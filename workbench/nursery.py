@@ -67,7 +67,8 @@ class Kept:
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """What it said until its end, which is a line or two. Raises: subprocess.TimeoutExpired."""
         self.wait(timeout or 1e9)
-        return self.stdout.read(), None
+        with self.stdout:
+            return self.stdout.read(), None
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -151,6 +152,7 @@ def main() -> None:
             import_module(name)
         # It notes at its first use where the command line lies, which it could not find in a fork that shows another.
         import_module("setproctitle").getproctitle()
+        _appear([sys.executable, "-m", "workbench.nursery", sys.argv[1]])
         gc.collect()
         gc.freeze()                     # what every fork shares is not touched by its collector
         _serve(listening)

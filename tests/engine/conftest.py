@@ -9,6 +9,11 @@ from serving import TOKENS
 from workbench import profile, reference, server
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _import(imported_once):
+    pass
+
+
 @pytest.fixture(scope="session")
 def tiny() -> profile.Profile:
     return profile.load("cpu-tiny")

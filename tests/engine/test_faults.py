@@ -32,6 +32,7 @@ KILLS = [
     Fault("rank 1", "start", 1, "the server died while starting", "the start fails with its reason", tp=2),
     Fault("replay", "start", -signal.SIGKILL, "", "kernel and server end with it", command="replay"),
     Fault("keeper", "warmup", 1, "keeper .* was ended", "the server ends with it, and the block is a failure"),
+    Fault("nursery", "block", 1, "keeper .* was ended|" + ENDED, "the servers forked from it end with it, and the block is a failure"),
     Fault("detokenizer", "warmup", 1, ENDED, "the server ends, and the block is a failure"),
     Fault("rank 0", "block", 1, ENDED, "the server ends, and the block is a failure", tp=2),
     Fault("kernel", "block", 1, "its kernel was ended; what it had measured is kept, and --resume goes on",

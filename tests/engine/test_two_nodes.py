@@ -8,7 +8,6 @@ pytestmark = pytest.mark.engine
 NODES = [{"name": "here"}, {"name": "there", "reach": ["sh", "-c"]}]          # sh takes the second part as ssh would
 
 
-@pytest.mark.long
 def test_shared_and_own_1_on_two_nodes_give_the_targets_own_tokens(heldout, decoded, logfolder, tmp_path):
     two = profile.load("cpu-tiny", {"nodes": NODES})
     with serving(two, ("shared", "own-1"), logfolder / "nodes") as up:

@@ -4,6 +4,6 @@ from replaying import Replayed, replay
 
 
 @pytest.fixture(scope="session")
-def replayed(tmp_path_factory) -> Replayed:
+def replayed(tmp_path_factory, imported_once) -> Replayed:
     """What ``make replay`` does, in a folder of its own."""
     return replay(tmp_path_factory.mktemp("run") / "tiny")
