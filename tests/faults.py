@@ -66,6 +66,7 @@ class Run:
 
     folder: Path
     arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
     seen: dict[int, psutil.Process] = field(default_factory=dict)
     addresses: set[str] = field(default_factory=set)
     at: float | None = None
@@ -73,10 +74,11 @@ class Run:
 
     def __enter__(self) -> Run:
         self.mark, self.out = uuid.uuid4().hex, self.folder.with_suffix(".said")
+        own = {key: value for key, value in os.environ.items() if key != nursery.VARIABLE}       # a nursery of its own, as a person's run has
         command = [sys.executable, "-m", "workbench.cli", *self.arguments, "--out", str(self.folder)]
         with open(self.out, "w") as out:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-                                            env={key: value for key, value in os.environ.items() if key != nursery.VARIABLE} | {MARKER: self.mark})
+                                            env=own | {**self.environment, MARKER: self.mark})
         return self
 
     def __exit__(self, *_: object) -> None:

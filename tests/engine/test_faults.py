@@ -1,6 +1,6 @@
 """Faults planted in runs of real servers: nothing is left behind, nothing finished is lost, and what is said can be acted on.
 
-Every kind of process is killed, and every phase of a run is struck, at least once; the rest of the matrix, and a hundred starts, by -m long.
+Every kind of process is killed, and every phase of a run is struck, at least once; the rest of the matrix, and a hundred starts in place of ten, by -m long.
 Two runs go on at a time. With FAULTS=FILE in the environment the measurements are written there (tests/faults.py makes README's table of them).
 """
 from __future__ import annotations
@@ -51,6 +51,9 @@ DISK = Fault("full disk", "block", 1, "runs.jsonl cannot be written \\(No space 
              "the run ends and says so; run again with room it finishes")
 PORT = Fault("port taken", "start", 1, "port \\d+ was taken by another process: start again, or name a free one",
              "the start fails and names the port")
+
+
+CLOCK = Fault("clock set back an hour", "block", 3, "", "nothing: durations and deadlines are read from a clock that nobody sets")
 
 
 def arguments(fault: Fault) -> tuple[str, ...]:
@@ -133,7 +136,27 @@ def port_taken(fault: Fault, folder: Path) -> tuple[Run, Ended]:
         return run, Ended(ended.status, ended.told_s, ended.gone_s, ended.left, [])
 
 
-PLANTED = {**{fault: killed for fault in [*KILLS, *REST, HANG]}, DISK: out_of_room, PORT: port_taken}
+def clock_set_back(fault: Fault, folder: Path) -> tuple[Run, Ended]:
+    """An hour, for the command, the keeper and every process of SGLang: a sitecustomize adds what a file says to time.time()."""
+    place = folder.with_name(folder.name + "-clock")
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(f"""
+import time
+read = time.time
+def told():
+    with open({str(place / "offset")!r}) as file:
+        return read() + float(file.read() or 0)
+time.time = told
+""")
+    (place / "offset").write_text("0")
+    with Run(folder, arguments(fault), {"PYTHONPATH": str(place)}) as run:
+        run.until(lambda: run.reached("block"))
+        (place / "offset").write_text("-3600")
+        run.struck()
+        return run, run.ended()
+
+
+PLANTED = {**{fault: killed for fault in [*KILLS, *REST, HANG]}, DISK: out_of_room, PORT: port_taken, CLOCK: clock_set_back}
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +226,14 @@ def test_a_port_that_is_taken_between_its_choice_and_its_use_is_told(fault, happ
     assert [f.what for f in run.failures] == ["start"] and run.blocks() == []
 
 
+@pytest.mark.parametrize("fault", [CLOCK], ids=lambda fault: fault.name)
+def test_a_clock_that_is_set_moves_no_duration_and_no_deadline(fault, happened):
+    run, ended = happened(fault)
+    nothing_left_and_nothing_lost(fault, run, ended)
+    assert len(run.blocks()) == BLOCKS["measure"] and run.failures == []
+    assert all(0 < block.seconds < 60 and all(0 <= r.sent < r.end < 60 for r in block.requests) for block in run.blocks())
+
+
 def test_a_stray_server_on_the_named_port_is_refused_before_anything_starts(tmp_path):
     with socket.socket() as stray:
         stray.bind(("127.0.0.1", 0))
@@ -230,14 +261,14 @@ def test_a_stray_server_that_answers_like_ours_is_never_measured(tmp_path, monke
     stray.server_close()
 
 
-@pytest.mark.long
-def test_a_hundred_starts_and_stops_of_real_servers_leave_counts_as_they_were(tmp_path):
+@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.long)])
+def test_starts_and_stops_of_real_servers_leave_counts_as_they_were(times, tmp_path):
     tiny, seen, own = profile.load("cpu-tiny", {"tp": 1}), [], psutil.Process()
-    for number in range(100):
+    for number in range(times):
         with server.serve(tiny, Arm.parse("none"), tmp_path / f"{number}.log") as up:
             name = up.launch.server
         told = keeper.account((tmp_path / f"{number}.log").read_text())
         assert told["left"] == [] and told["port_free"] and keeper.processes(name) == []
         seen.append((len(own.children(recursive=True)), threading.active_count(), own.num_fds(), own.memory_info().rss >> 20))
     assert {s[:3] for s in seen[1:]} == {seen[1][:3]} and seen[-1][3] - seen[1][3] < 16, seen
-    assert logs.first_failure(tmp_path / "99.log") is None
+    assert logs.first_failure(tmp_path / f"{times - 1}.log") is None
