@@ -36,8 +36,9 @@ class Basis:
     host_from: str = ""
 
     def host_s(self, arm: Arm) -> float:
-        """Seconds that the host needs for a cycle of an arm; an unknown own-N's as for shared."""
-        return self.host.get(arm.name, self.host.get("shared" if arm.speculates else "none", 0.0))
+        """Seconds that the host needs for a cycle of an arm; an unknown own-N's are own-1's, whose broadcast it launches too, or shared's."""
+        like = (arm.name, *(["own-1"] if arm.placement == "own" else []), "shared" if arm.speculates else "none")
+        return next((self.host[name] for name in like if name in self.host), 0.0)
 
 
 def basis(run: Lab) -> Basis:

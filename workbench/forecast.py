@@ -39,7 +39,7 @@ def table(profile: Profile, found: Basis) -> pd.DataFrame:
     columns: dict[str, Mapping[str, float]] = {}
     for how, by_steps in ((LEAST, False), (MOST, True)):
         told = cost.by_placement(profile, target, draft, widened(found.inputs, profile.tp, by_steps), context=profile.workload.max_new_tokens / 2)
-        told = {arm: replace(p, host_s=found.host_s(Arm("shared"))) for arm, p in told.items()}
+        told = {arm: replace(p, host_s=found.host_s(Arm.parse(arm))) for arm, p in told.items()}
         columns |= {f"device (ms), {how}": {arm: 1e3 * p.device_s for arm, p in told.items()},
                     f"÷ shared, {how}": {arm: told["shared"].device_s / p.device_s for arm, p in told.items()},
                     f"with the host, {how}": {arm: told["shared"].cycle_s / p.cycle_s for arm, p in told.items()}}
@@ -55,7 +55,8 @@ def ratios(rows: pd.DataFrame, arm: str, kind: str = "÷ shared") -> str:
 
 def sentence(profile: Profile, found: Basis) -> str:
     """What of the table is extrapolated, in words."""
-    host = (f"the host needs {1e3 * found.host_s(Arm('shared')):.3g} ms a cycle, as in recorded:{found.host_from}" if found.host_from
+    host = (f"the host needs {1e3 * found.host_s(Arm('shared')):.3g} ms a cycle of shared and {1e3 * found.host_s(Arm('own', 1)):.3g} of own-N, as in "
+            f"recorded:{found.host_from}" if found.host_from
             else "what the host needs is not known and left out")
     return (f"Latencies of groups of up to {profile.tp} ranks are not measured: they are taken as those of {found.inputs.ranks} ranks, or with a "
             f"ring's steps; {host}.")
