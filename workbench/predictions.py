@@ -80,7 +80,7 @@ def bars(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
     """Measured and predicted stages of each arm but replicas, for ``charts.stage_times``.
 
     Without speculation the step stands in verify's place. The rest is what of a measured cycle is outside of its stages, and in a predicted
-    one what was taken from shared.
+    one what the host takes longer than the device, as known or taken from shared.
     """
     rows = []
     for name, told in measured(verdict).items():
