@@ -136,7 +136,7 @@ def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
         return f"No answer: the stages of shared's cycle were not measured.{caveat(run)}"
     cycle, drafting = told["cycle"], told["draft"] + told.get("draft_extend", 0.0)
     parts = ", ".join(f"{stage.replace('_', '-')} {told[stage]:.3g}" for stage in ("draft", "verify", "draft_extend") if stage in told)
-    said = [f"A cycle of shared takes {cycle:.3g} ms: {parts}, and {told[HOST]:.2g} outside of them (the host).",
+    said = [f"A cycle of shared takes {cycle:.3g} ms: {parts}, and {max(0.0, told[HOST]):.2g} outside of them (the host).",
             f"Drafting is {drafting:.3g} ms of it, {100 * drafting / cycle:.2g} %: no placement can save more."]
     count = collectives(run, verdict["arms"]["shared"], found)
     if found.inputs is not None and count:

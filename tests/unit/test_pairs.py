@@ -13,7 +13,6 @@ from workbench.reference import Reference, hidden_state_indices, total_histogram
 
 
 PAIRS = {"tiny": 3.0, "tiny-kimi": 2.8}         # the accept length each is promised to reach at 3 steps
-
 SLOW = {"tiny-kimi"}          # experts decode so slowly here that the controls are left to the card's own measurement
 
 
