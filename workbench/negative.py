@@ -51,9 +51,9 @@ def _caught(lab: Lab, arm: Arm) -> dict[str, Any]:
             attested = not up.unattested
             how = _error(up.url, lab.prompts, profile)
     except ServerFailed as failure:
-        how = logs.first_failure(log) or str(failure)
+        how = str(failure)
     seconds = time.monotonic() - begun
-    told = logs.clean(how.splitlines()[-1]) if how else ""
+    told = logs.clean((logs.first_failure(log) or how).splitlines()[-1]) if how else ""       # the server's own words where it died of it
     sentence = (f"{arm.name}, rank {rank} corrupted on purpose: caught within {seconds:.0f} s of the start's beginning ({told.rstrip('.')})."
                 if how else f"{arm.name}, rank {rank} corrupted on purpose: it served {ROUNDS} rounds of requests unnoticed.")
     return {"detected": how is not None, "sentence": sentence, "rank": rank, "within_s": round(seconds, 1), "attested": attested}
