@@ -42,7 +42,7 @@ lab: env
 
 # README's pictures are those that the tests made last.
 pictures:
-	cp outputs/pictures/*.png fixtures/pictures/
+	cp $(patsubst fixtures/%,outputs/%,$(shell grep -o 'fixtures/pictures/[a-z-]*.png' README.md)) fixtures/pictures/
 
 clean:
 	rm -rf .venv build *.egg-info

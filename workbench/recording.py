@@ -19,7 +19,7 @@ from workbench.stopping import STOPPED
 PREFIX = "recorded:"
 FOLDER = ROOT / "fixtures" / "recordings"
 LIMIT = 5_000_000                                       # bytes of one recording
-PARTS = ("runs.jsonl", "profile.json", "provenance.json", "prompts.json")
+PARTS = ("runs.jsonl", "provenance.json", "prompts.json", "profile.json")     # profile.json last: with it a folder is laid out whole
 _IN_WORDS = {"sentence", "notes"}                       # of a verdict: worded anew by any later version
 
 

@@ -70,7 +70,7 @@ def missing(lab: Lab) -> dict[str, dict[str, int]]:
 def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int:
     """Execute the notebooks into the run's folder; returns the exit status: 0 valid, 1 a notebook failed, 3 finished but not valid.
 
-    resume: leave out notebooks that an earlier replay finished; blocks in the log are never measured again. A recording is rendered anew:
+    resume: leave out notebooks that an earlier replay finished; blocks in the log are never measured again. Of a recording,
     notebooks whose experiment it does not hold are left out, and its verdict must be the recorded one (else 1).
     Raises: BadInput for an unknown notebook in skip, or when another replay is at work on the folder. KeyboardInterrupt when it is
         interrupted: verdict and report are then those of what was measured.
@@ -82,7 +82,7 @@ def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int
         chosen = [notebook for notebook in NOTEBOOKS if notebook.name not in skip and _applies(notebook, lab)]
         try:
             if lab.recording:
-                failed = _render(lab, chosen)
+                failed = _render(lab, chosen, resume)
             else:
                 with server.imported_once(lab.profile):
                     failed = _notebooks(lab, claim, chosen, resume)
@@ -111,7 +111,7 @@ def _notebooks(lab: Lab, claim: running.Claim, chosen: Sequence[Notebook], resum
         if set(notebook.needs) & set(failed):
             log.warning("%s is left out: it needs %s", place, ", ".join(notebook.needs))
             failed.append(notebook.name)
-        elif resume and notebook.name != "08_report" and finished(output):
+        elif resume and notebook is not NOTEBOOKS[-1] and finished(output):
             log.info("%s was finished before", place)
         else:
             log.info("%s%s", place, pace.words(_left_s(lab, chosen[number - 1:])).replace(" left", " of measuring left at least"))
@@ -120,10 +120,14 @@ def _notebooks(lab: Lab, claim: running.Claim, chosen: Sequence[Notebook], resum
     return failed
 
 
-def _render(lab: Lab, chosen: Sequence[Notebook]) -> list[str]:
+def _render(lab: Lab, chosen: Sequence[Notebook], resume: bool) -> list[str]:
     """The notebooks of a recording, a few at once since none adds to the log; returns the names of those that failed."""
     folder = lab.folder / "notebooks"
     folder.mkdir(parents=True, exist_ok=True)
+    before = [notebook for notebook in chosen if resume and notebook is not NOTEBOOKS[-1] and finished(folder / f"{notebook.name}.ipynb")]
+    if before:
+        log.info("finished before: %s", ", ".join(notebook.name for notebook in before))
+    chosen = [notebook for notebook in chosen if notebook not in before]
     log.info("%s", ", ".join(notebook.name for notebook in chosen))
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 4)) as pool:
         done = [pool.submit(_execute, notebook, lab, folder / f"{notebook.name}.ipynb") for notebook in chosen]

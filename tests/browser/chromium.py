@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import select
@@ -12,6 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 DEADLINE_S = 60
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
@@ -144,7 +147,7 @@ class Chromium:
         self.press("Enter")
 
     def picture(self, path: Path, element: str | None = None) -> None:
-        """Keep what is seen, or one element of it, brought into sight, as a PNG."""
+        """Keep what is seen, or one element of it, brought into sight, as a PNG of 128 colours, which is small."""
         clip = {}
         if element:
             self.evaluate(f"({element}).scrollIntoView({{block: 'start'}})")
@@ -152,7 +155,8 @@ class Chromium:
                                                 f"({element})")
             clip = {"clip": {"x": x, "y": y, "width": width, "height": height, "scale": 1}, "captureBeyondViewport": True}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **clip)["data"]))
+        seen = Image.open(io.BytesIO(base64.b64decode(self.call("Page.captureScreenshot", **clip)["data"]))).convert("RGB")
+        seen.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""

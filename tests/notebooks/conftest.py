@@ -7,3 +7,9 @@ from replaying import Replayed, replay
 def replayed(tmp_path_factory, imported_once) -> Replayed:
     """What ``make replay`` does, in a folder of its own."""
     return replay(tmp_path_factory.mktemp("run") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def rendered(tmp_path_factory) -> Replayed:
+    """The replay of a recording that nobody interrupts."""
+    return replay(tmp_path_factory.mktemp("rendered") / "run", profile="recorded:cpu-tiny")

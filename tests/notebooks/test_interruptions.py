@@ -24,6 +24,27 @@ def uninterrupted(tmp_path_factory):
     return replay(folder, "--resume", *[word for name in ("01_probe", "02_budget", "03_baseline", "05_steps", "06_collectives", "07_cycle") for word in ("--skip", name)])
 
 
+def test_a_recording_killed_in_every_notebook_in_turn_ends_with_the_verdict_of_one_that_was_not(rendered, tmp_path):
+    folder = tmp_path / "run"
+    for notebook in NOTEBOOKS:
+        output = folder / "notebooks" / f"{notebook.name}.ipynb"
+        begun = time.time()
+        process = subprocess.Popen([sys.executable, "-m", "workbench.cli", "replay", "recorded:cpu-tiny", "--out", str(folder), "--resume"], cwd=ROOT,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            _until(lambda: output.exists() and output.stat().st_mtime > begun, process)
+            time.sleep(1)            # the notebook's kernel starts
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert not finished(output), notebook.name
+    last = replay(folder, "--resume", profile="recorded:cpu-tiny")
+    assert last.status == rendered.status == 0, last.said[-2000:]
+    assert (folder / "verdict.json").read_bytes() == (rendered.folder / "verdict.json").read_bytes()
+    assert all(finished(folder / "notebooks" / f"{notebook.name}.ipynb") for notebook in NOTEBOOKS)
+    assert "finished before: 01_probe" in last.said
+
+
 @pytest.mark.long
 def test_killed_in_every_notebook_in_turn_it_ends_with_the_same_verdict(uninterrupted, tmp_path):
     folder = tmp_path / "run"

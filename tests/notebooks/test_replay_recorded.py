@@ -2,7 +2,6 @@
 import json
 
 import nbformat
-from replaying import replay
 
 from workbench import provenance, recording
 from workbench.replay import NOTEBOOKS
@@ -10,15 +9,14 @@ from workbench.replay import NOTEBOOKS
 NAME = "cpu-tiny"
 
 
-def test_a_recording_renders_the_whole_investigation(tmp_path):
-    done = replay(tmp_path / "run", profile=f"recorded:{NAME}")
-    assert done.status == 0, done.said[-3000:]
-    assert list(recording.differences(recording.stored_verdict(NAME), done.verdict)) == []
-    assert (tmp_path / "run" / "runs.jsonl").read_bytes() == (recording.FOLDER / NAME / "runs.jsonl").read_bytes()
+def test_a_recording_renders_the_whole_investigation(rendered):
+    assert rendered.status == 0, rendered.said[-3000:]
+    assert list(recording.differences(recording.stored_verdict(NAME), rendered.verdict)) == []
+    assert (rendered.folder / "runs.jsonl").read_bytes() == (recording.FOLDER / NAME / "runs.jsonl").read_bytes()
     recorded = json.loads((recording.FOLDER / NAME / "provenance.json").read_text())
     for notebook in (n for n in NOTEBOOKS if n.measures is None or n.measures in recorded["blocks"]):
-        cells = nbformat.read(tmp_path / "run" / "notebooks" / f"{notebook.name}.ipynb", as_version=4).cells
+        cells = nbformat.read(rendered.folder / "notebooks" / f"{notebook.name}.ipynb", as_version=4).cells
         said = json.dumps([cell.get("outputs") for cell in cells])
         assert provenance.sentence(recorded) in said and "Nothing is measured here" in said, notebook.name
     assert "own-1 is" in said           # the last one prints the answer
-    assert "recorded: cpu-tiny" in (tmp_path / "run" / "report.html").read_text()
+    assert "recorded: cpu-tiny" in (rendered.folder / "report.html").read_text()

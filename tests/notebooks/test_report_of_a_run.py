@@ -32,19 +32,20 @@ def test_every_chart_of_the_run_is_seen_and_nothing_is_asked_of_a_network(browse
     assert {e["params"]["request"]["url"].partition(":")[0] for e in browser.events if e["method"] == "Network.requestWillBeSent"} <= {"file", "data"}
 
 
-def test_pictures_are_kept(browser, replayed):
-    browser.open(replayed.folder / "report.html", 1000, 900)
+def test_pictures_are_kept(browser, rendered):
+    """Of a recording, so that they are the same wherever the tests run."""
+    browser.open(rendered.folder / "report.html", 1000, 900)
     browser.picture(PICTURES / "report.png")
     browser.picture(PICTURES / "sweeps.png", SECTION.format("Sweeps of settings"))
-    browser.open(replayed.folder / "report.html", 390, 844)
+    browser.open(rendered.folder / "report.html", 390, 844)
     browser.picture(PICTURES / "report-phone.png")
     assert all((PICTURES / f"{name}.png").stat().st_size > 10_000 for name in ("report", "sweeps", "report-phone"))
 
 
-def test_two_runs_side_by_side(browser, replayed, tmp_path):
+def test_two_runs_side_by_side(browser, tmp_path):
     page = tmp_path / "page.html"
-    publish.beside(lab.reopen(FOLDER / "cpu-tiny"), lab.reopen(replayed.folder), page)
+    publish.beside(*(lab.reopen(FOLDER / f"h200-x2-{name}") for name in ("head-32000", "hostpath-head-32000")), page)
     browser.open(page, 1000, 1100)
-    assert browser.evaluate(SEEN + ".length") == 1 and browser.evaluate(f"!!({SECTION.format('What differs in where they come from')})")
+    assert browser.evaluate(SEEN + ".length") == 2 and browser.evaluate(f"!!({SECTION.format('What differs in where they come from')})")
     assert [e for e in browser.events if e["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")] == []
     browser.picture(PICTURES / "two-runs.png")

@@ -86,3 +86,10 @@ def test_the_reasons_why_own_1_loses_have_the_recorded_figures():
         length = arms("h200-x2-tiny")[arm]["accept"]["length"]
         assert f"{length['value']:.2f} ({length['low']:.2f} to {length['high']:.2f}) on `{arm}`" in words
         assert f"{arms('h200-x2-tiny-paged')[arm]['accept']['length']['value']:.2f}" == "3.59" and "by pages 3.59 and 3.59" in words
+
+
+def test_what_is_linked_is_there_and_a_picture_is_small():
+    linked = [ROOT / path for path in re.findall(r"\]\(([\w./-]+)\)", README)]
+    assert len(linked) > 10 and [str(path) for path in linked if not path.exists()] == []
+    pictures = [path for path in linked if path.suffix == ".png"]
+    assert set(pictures) == set((ROOT / "fixtures" / "pictures").iterdir()) and all(path.stat().st_size < 100_000 for path in pictures)
