@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image
 
-DEADLINE_S = 60
+DEADLINE_S, MARGIN = 60, 12
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--remote-debugging-pipe")
 KEYS = {"Enter": 13, "a": 65}
@@ -55,6 +55,7 @@ class Chromium:
             self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
             for domain in ("Page", "Runtime", "Log", "Network"):
                 self.call(f"{domain}.enable")
+            self.call("Emulation.setScrollbarsHidden", hidden=True)     # a page is as wide in a picture as on the screen
         except BaseException:
             self.__exit__()
             raise
@@ -146,17 +147,21 @@ class Chromium:
         self.call("Input.insertText", text=text)
         self.press("Enter")
 
-    def picture(self, path: Path, element: str | None = None) -> None:
-        """Keep what is seen, or one element of it, brought into sight, as a PNG of 128 colours, which is small."""
+    def picture(self, path: Path, element: str | None = None, most: int = 2000) -> None:
+        """Keep what is seen, or one element of it with a margin, brought into sight, as a PNG of at most so many pixels' height.
+
+        Its 256 colours make it small; the octree keeps those of small marks, too.
+        """
         clip = {}
         if element:
             self.evaluate(f"({element}).scrollIntoView({{block: 'start'}})")
             x, y, width, height = self.evaluate(f"(e => {{ const r = e.getBoundingClientRect(); return [r.x + scrollX, r.y + scrollY, r.width, r.height]; }})"
                                                 f"({element})")
-            clip = {"clip": {"x": x, "y": y, "width": width, "height": height, "scale": 1}, "captureBeyondViewport": True}
+            x, y, width, height = max(0, x - MARGIN), max(0, y - MARGIN), width + 2 * MARGIN, height + 2 * MARGIN
+            clip = {"clip": {"x": x, "y": y, "width": width, "height": min(most, height), "scale": 1}, "captureBeyondViewport": True}
         path.parent.mkdir(parents=True, exist_ok=True)
         seen = Image.open(io.BytesIO(base64.b64decode(self.call("Page.captureScreenshot", **clip)["data"]))).convert("RGB")
-        seen.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        seen.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""

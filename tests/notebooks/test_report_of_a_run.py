@@ -36,7 +36,7 @@ def test_pictures_are_kept(browser, rendered):
     """Of a recording, so that they are the same wherever the tests run."""
     browser.open(rendered.folder / "report.html", 1000, 900)
     browser.picture(PICTURES / "report.png")
-    browser.picture(PICTURES / "sweeps.png", SECTION.format("Sweeps of settings"))
+    browser.picture(PICTURES / "sweeps.png", SECTION.format("Sweeps of settings"), 800)
     browser.open(rendered.folder / "report.html", 390, 844)
     browser.picture(PICTURES / "report-phone.png")
     assert all((PICTURES / f"{name}.png").stat().st_size > 10_000 for name in ("report", "sweeps", "report-phone"))
@@ -45,7 +45,7 @@ def test_pictures_are_kept(browser, rendered):
 def test_two_runs_side_by_side(browser, tmp_path):
     page = tmp_path / "page.html"
     publish.beside(*(lab.reopen(FOLDER / f"h200-x2-{name}") for name in ("head-32000", "hostpath-head-32000")), page)
-    browser.open(page, 1000, 1100)
+    browser.open(page, 1000, 900)
     assert browser.evaluate(SEEN + ".length") == 2 and browser.evaluate(f"!!({SECTION.format('What differs in where they come from')})")
     assert [e for e in browser.events if e["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")] == []
     browser.picture(PICTURES / "two-runs.png")
