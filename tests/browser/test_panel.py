@@ -48,7 +48,7 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(place):
+def address(place, imported_once):
     """JupyterLab as ``make lab`` starts it, on a port of its own."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
