@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image
 
-DEADLINE_S, MARGIN = 60, 12
+DEADLINE_S = 60
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--remote-debugging-pipe")
 KEYS = {"Enter": 13, "a": 65}
@@ -147,7 +147,7 @@ class Chromium:
         self.call("Input.insertText", text=text)
         self.press("Enter")
 
-    def picture(self, path: Path, element: str | None = None, most: int = 2000) -> None:
+    def picture(self, path: Path, element: str | None = None, margin: int = 0, most: int = 2000) -> None:
         """Keep what is seen, or one element of it with a margin, brought into sight, as a PNG of at most so many pixels' height.
 
         Its 256 colours make it small; the octree keeps those of small marks, too.
@@ -157,7 +157,7 @@ class Chromium:
             self.evaluate(f"({element}).scrollIntoView({{block: 'start'}})")
             x, y, width, height = self.evaluate(f"(e => {{ const r = e.getBoundingClientRect(); return [r.x + scrollX, r.y + scrollY, r.width, r.height]; }})"
                                                 f"({element})")
-            x, y, width, height = max(0, x - MARGIN), max(0, y - MARGIN), width + 2 * MARGIN, height + 2 * MARGIN
+            x, y, width, height = max(0, x - margin), max(0, y - margin), width + 2 * margin, height + 2 * margin
             clip = {"clip": {"x": x, "y": y, "width": width, "height": min(most, height), "scale": 1}, "captureBeyondViewport": True}
         path.parent.mkdir(parents=True, exist_ok=True)
         seen = Image.open(io.BytesIO(base64.b64decode(self.call("Page.captureScreenshot", **clip)["data"]))).convert("RGB")

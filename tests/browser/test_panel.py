@@ -25,6 +25,7 @@ BUTTON = "[...document.querySelectorAll('.dtw button')].find(b => b.textContent.
 BOX = "[...document.querySelectorAll('.dtw label, .dtw .widget-label-basic')].find(l => l.textContent.trim() === '{}')"
 FIELD = "[...document.querySelectorAll('.dtw .widget-label')].find(l => l.textContent.trim() === '{}').parentElement.querySelector('input')"
 CELLS = "[...document.querySelectorAll('.jp-Notebook .jp-Cell')]"
+VERDICT = "(document.querySelector('.dtw .said') || {innerText: ''}).innerText"
 DOTS = "document.querySelectorAll('.dtw svg .mark-symbol path').length"      # pairs of blocks in the chart
 WINDOW = 1400, 1700
 SAID = "(document.querySelector('.dtw') || document.body).innerText"
@@ -138,7 +139,7 @@ def test_a_run_is_started_found_again_and_watched_to_its_verdict_though_its_tab_
     browser.until(f"{SAID}.includes('Ended {folder.name}')", 240)
     verdict = json.loads((folder / "verdict.json").read_text())
     word, ended = ("Valid.", "finished, valid") if verdict["valid"] else ("Not valid.", "finished without a valid result")
-    browser.until(f"{SAID}.includes({json.dumps(word + ' ' + verdict['sentence'][:60])})", 30)
+    browser.until(f"{VERDICT}.includes({json.dumps(word + ' ' + verdict['sentence'][:60])})", 30)
     browser.picture(PICTURES / "panel-verdict.png", PANEL)
     assert browser.evaluate(SAID).count(f"Ended {folder.name}: {ended}") and browser.evaluate(f"{FIELD.format('pairs')}.value") == "6"
     assert {c["pairs"] for c in verdict["comparisons"]} == {6} and all(arm["attested"] for arm in verdict["arms"].values())
@@ -153,13 +154,13 @@ def test_a_run_that_is_stopped_half_way_keeps_and_judges_what_it_measured(browse
     browser.click(BUTTON.format("Start"))
     browser.until(f"{SAID}.includes('Running')")
     folder, = set(runs(place)) - before
-    browser.until(f"!document.querySelector('.dtw svg') && !{SAID}.includes('alid.')")      # nothing of the run before
+    browser.until(f"!document.querySelector('.dtw svg') && !{VERDICT}")      # nothing of the run before
     browser.until(f"{DOTS} >= 5", 240)                  # of 12 pairs; the interval begins with the fourth
     browser.picture(PICTURES / "panel-running.png", PANEL)
     browser.click(BUTTON.format("Stop now"))
     browser.until(f"{SAID}.includes('Ended {folder.name}: stopped')", 60)
     kept, verdict = blocks(folder), json.loads((folder / "verdict.json").read_text())
-    browser.until(f"{SAID}.includes({json.dumps(verdict['sentence'][:60])})", 30)
+    browser.until(f"{VERDICT}.includes({json.dumps(verdict['sentence'][:60])})", 30)
     browser.picture(PICTURES / "panel-stopped.png", PANEL)
     assert 21 <= len(kept) < 42 and verdict["notes"][0].count("stopped by hand")
     assert all(c["pairs"] >= 5 and c["low"] < c["ratio"] < c["high"] for c in verdict["comparisons"]) and verdict["comparisons"]

@@ -36,7 +36,7 @@ def test_pictures_are_kept(browser, rendered):
     """Of a recording, so that they are the same wherever the tests run."""
     browser.open(rendered.folder / "report.html", 1000, 900)
     browser.picture(PICTURES / "report.png")
-    browser.picture(PICTURES / "sweeps.png", SECTION.format("Sweeps of settings"), 800)
+    browser.picture(PICTURES / "sweeps.png", SECTION.format("Sweeps of settings"), margin=12, most=800)
     browser.open(rendered.folder / "report.html", 390, 844)
     browser.picture(PICTURES / "report-phone.png")
     assert all((PICTURES / f"{name}.png").stat().st_size > 10_000 for name in ("report", "sweeps", "report-phone"))
