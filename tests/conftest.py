@@ -1,4 +1,6 @@
 """SGLang is imported once for all tests that start servers, as it is for all servers of a run."""
+from pathlib import Path
+
 import pytest
 
 from workbench import profile, server
@@ -8,3 +10,10 @@ from workbench import profile, server
 def imported_once():
     with server.imported_once(profile.load("cpu-tiny")):
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All that use servers or a browser share one process under pytest-xdist, and its fixtures; the rest is handed out singly."""
+    for item in items:
+        if Path(item.path).parent.name in ("browser", "engine", "notebooks"):
+            item.add_marker(pytest.mark.xdist_group("servers"))
