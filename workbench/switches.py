@@ -36,7 +36,7 @@ def note(run: Run, experiment: str) -> str | None:
     found = after_switch(run, experiment)
     if found is None:
         return f"{experiment}: too few blocks followed one of their own arm to say whether the first one after a switch differs."
-    size = f"ratio {found.ratio:.3f}, {found.level:.0%} interval {found.low:.3f} to {found.high:.3f}, {found.n} arms and starts"
+    size = f"ratio {found.ratio:.3f}, {100 * found.level:.3g} % interval {found.low:.3f} to {found.high:.3f}, {found.n} arms and starts"
     return f"{experiment}: the first block after a switch " + (
         f"has a {'longer' if found.ratio > 1 else 'shorter'} cycle than later ones ({size})." if found.decided
-        else f"does not differ from later ones in its cycle ({size}).")
+        else f"is not seen to differ from later ones in its cycle ({size}).")

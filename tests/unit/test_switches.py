@@ -37,7 +37,7 @@ def test_without_noise_it_is_the_cost_itself_whatever_arms_and_starts_take():
 
 def test_the_note_says_which():
     assert "has a longer cycle than later ones (ratio 1.0" in switches.note(hot(0.05), EXPERIMENT)
-    assert "does not differ from later ones" in switches.note(hot(), EXPERIMENT)
+    assert "is not seen to differ from later ones" in switches.note(hot(), EXPERIMENT)
     assert "too few blocks" in switches.note(hot(starts=1, blocks=1), EXPERIMENT)
 
 

@@ -59,7 +59,7 @@ def test_the_fixtures_are_what_the_script_makes_and_say_so():
 def test_the_sound_run_is_valid_and_finds_what_was_planted():
     verdict = judge(profile(), runlog.read(FIXTURES / "sound.jsonl"))
     assert verdict.valid and exit_status(verdict) == 0
-    assert [note.partition(" (")[0] for note in verdict.notes] == ["draft_tp: the first block after a switch does not differ from later ones "
+    assert [note.partition(" (")[0] for note in verdict.notes] == ["draft_tp: the first block after a switch is not seen to differ from later ones "
                                                                   "in its cycle"]
     own, cycle = comparison(verdict, "own-1", "shared"), comparison(verdict, "own-1", "shared", "cycle_ms")
     assert own.method == "paired" and own.units == (6,) and 1.04 < own.interval.low < own.interval.high < 1.08
