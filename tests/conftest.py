@@ -12,9 +12,7 @@ def imported_once():
         yield
 
 
-@pytest.hookimpl(tryfirst=True)     # pytest-xdist reads the marker in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """All that use servers or a browser share one process under pytest-xdist, and its fixtures; the rest is handed out singly."""
-    for item in items:
-        if Path(item.path).parent.name in ("browser", "engine", "notebooks"):
-            item.add_marker(pytest.mark.xdist_group("servers"))
+    if Path(item.path).parent.name in ("browser", "engine", "notebooks"):
+        item.add_marker(pytest.mark.xdist_group("servers"))
