@@ -1,9 +1,10 @@
-"""SGLang is imported once for all tests that start servers, as it is for all servers of a run."""
-from pathlib import Path
-
+"""SGLang is imported once for all tests that start servers, as it is for all servers of a run; under pytest-xdist they share one process."""
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from workbench import profile, server
+
+ONE_BY_ONE = ("tests/browser/", "tests/engine/", "tests/notebooks/")       # servers take both cores, and share fixtures
 
 
 @pytest.fixture(scope="session")
@@ -12,7 +13,12 @@ def imported_once():
         yield
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """All that use servers or a browser share one process under pytest-xdist, and its fixtures; the rest is handed out singly."""
-    if Path(item.path).parent.name in ("browser", "engine", "notebooks"):
-        item.add_marker(pytest.mark.xdist_group("servers"))
+class Scheduling(LoadScopeScheduling):
+    """One process has all tests that use servers or a browser, the other takes the rest singly."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "servers" if nodeid.startswith(ONE_BY_ONE) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
+    return Scheduling(config, log)
