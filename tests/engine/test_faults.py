@@ -1,6 +1,6 @@
 """Faults planted in runs of real servers: nothing is left behind, nothing finished is lost, and what is said can be acted on.
 
-Every kind of process is killed, and every phase of a run is struck, at least once; the rest of the matrix, and a hundred starts in place of ten, by -m long.
+Every kind of process is killed, and every phase of a run is struck, at least once; the rest of the matrix, and a hundred starts, by -m long.
 Two runs go on at a time. With FAULTS=FILE in the environment the measurements are written there (tests/faults.py makes README's table of them).
 """
 from __future__ import annotations
@@ -261,8 +261,10 @@ def test_a_stray_server_that_answers_like_ours_is_never_measured(tmp_path, monke
     stray.server_close()
 
 
-@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("times", [10, 100])
 def test_starts_and_stops_of_real_servers_leave_counts_as_they_were(times, tmp_path):
+    """Ten of a stand-in are in CI: tests/unit/test_keeper.py."""
     tiny, seen, own = profile.load("cpu-tiny", {"tp": 1}), [], psutil.Process()
     for number in range(times):
         with server.serve(tiny, Arm.parse("none"), tmp_path / f"{number}.log") as up:
