@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,10 +25,9 @@ def corrupted_rank(lab: Lab) -> list[str]:
     drafts, so it must name the rank. ``off`` compares nothing: the ranks then verify different trees and no longer finish together. That is owed
     only where SGLang does not hold the accept length, which would keep them together.
     """
-    kept = {r.name: r.value for r in lab.records if isinstance(r, Finding) and r.experiment == NEGATIVE}
-    if lab.profile.plan.negative_control and not lab.recording:
-        wanted = [arm for arm in arms(lab.profile) if arm.name not in kept]
-        with servers.imported_once(lab.profile), ThreadPoolExecutor(max(1, min(len(wanted), lab.profile.server.at_once))) as pool:
+    kept = known(lab)
+    if not lab.recording and (wanted := missing(lab)):
+        with servers.imported_once(lab.profile), ThreadPoolExecutor(min(len(wanted), lab.profile.server.at_once)) as pool:
             for arm, found in zip(wanted, pool.map(lambda arm: _caught(lab, arm), wanted)):
                 kept[arm.name] = lab.find(NEGATIVE, arm.name, found)
     return [found["sentence"] for found in kept.values()]
@@ -41,6 +40,17 @@ def arms(profile: Profile) -> list[Arm]:
     return [Arm.parse(f"own-{own.group}+agreement={way}") for way in ways] if own else []
 
 
+def known(lab: Lab) -> dict[str, dict[str, Any]]:
+    """{arm: what its corrupted rank did}, from the log."""
+    return {r.name: r.value for r in lab.records if isinstance(r, Finding) and r.experiment == NEGATIVE}
+
+
+def missing(lab: Lab) -> list[Arm]:
+    """The arms whose control is asked for and not in the log."""
+    there = known(lab)
+    return [arm for arm in arms(lab.profile) if arm.name not in there] if lab.profile.plan.negative_control else []
+
+
 def _caught(lab: Lab, arm: Arm) -> dict[str, Any]:
     limits = {"ready_within_s": min(READY_WITHIN_S, lab.profile.server.ready_within_s), "token_within_s": TOKEN_WITHIN_S}
     profile = lab.profile.model_copy(update={"server": lab.profile.server.model_copy(update=limits)})
@@ -49,7 +59,7 @@ def _caught(lab: Lab, arm: Arm) -> dict[str, Any]:
     try:
         with servers.serve(profile, arm, log, corrupt_rank=rank) as up:
             attested = not up.unattested
-            how = _error(up.url, lab.prompts, profile)
+            how = _error(up.url, lab.prompts)
     except ServerFailed as failure:
         how = str(failure)
     seconds = time.monotonic() - begun
@@ -59,7 +69,7 @@ def _caught(lab: Lab, arm: Arm) -> dict[str, Any]:
     return {"detected": how is not None, "sentence": sentence, "rank": rank, "within_s": round(seconds, 1), "attested": attested}
 
 
-def _error(url: str, prompts: Sequence[dict], profile: Profile) -> str | None:
+def _error(url: str, prompts: Sequence[Mapping[str, Any]]) -> str | None:
     """The first error among a few rounds of requests. Raises: ServerFailed when the server hangs or dies."""
     for _ in range(ROUNDS):
         answers = client.send(url, prompts[:4], concurrency=2, max_new_tokens=TOKENS, deadline_s=TOKEN_WITHIN_S)

@@ -33,7 +33,7 @@ VARIABLE = "DRAFT_TP_NURSERY"       # its address, for the processes that its ow
 _IMPORTS = ("sglang.launch_server", "sglang.srt.entrypoints.http_server")
 _SERVER = ["-m", "sglang.launch_server"]
 _NAMELESS = "-" * 12                # as long as a server's identity, which takes its place
-# What a server reads when it starts, not when it is imported: orders, cores (utils/common.py of SGLang, at a rank's start), and Gloo's own.
+# What a server reads when it starts, not when it is imported: orders, a rank's cores (srt/utils/numa_utils.py:459), and Gloo's own.
 _OF_ONE_SERVER, _OF_A_GROUP = {orders.VARIABLE, "SGLANG_CPU_OMP_THREADS_BIND"}, "GLOO_"
 _ROOM = 8192                        # characters of a forked process's command line
 _MESSAGE = 1 << 18
@@ -103,19 +103,19 @@ def keep(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> K
     """
     if not (name := os.environ.get(VARIABLE)):
         return None
-    connection, (stdin, orders), (answers, stdout) = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), os.pipe(), os.pipe()
+    connection, (stdin, control), (answers, stdout) = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), os.pipe(), os.pipe()
     asked = {"command": list(command), "environment": {**os.environ, **environment}, "names": list(environment), "cwd": str(cwd)}
     try:
         connection.connect("\0" + name)
         socket.send_fds(connection, [json.dumps(asked).encode()], [stdin, stdout])
         if said := connection.recv(_MESSAGE):           # as soon as it has imported SGLang
-            return Kept(json.loads(said)["pid"], connection, orders, answers)
+            return Kept(json.loads(said)["pid"], connection, control, answers)
     except OSError:
         pass                            # it has ended
     finally:
         os.close(stdin)
         os.close(stdout)
-    os.close(orders)
+    os.close(control)
     os.close(answers)
     connection.close()
     return None
@@ -166,18 +166,17 @@ def _serve(listening: socket.socket) -> None:
             return
         if listening in readable:
             connection, _ = listening.accept()
-            if _same_user(connection):
-                said, descriptors, *_ = socket.recv_fds(connection, _MESSAGE, 2)
-                if said and _imported_for(asked := json.loads(said)):
-                    pid = os.fork()
-                    if not pid:
-                        _end_with(lambda: _keeper(asked, *descriptors))
-                    asking[pid] = connection
-                    connection.send(json.dumps({"pid": pid}).encode())
-                else:
-                    connection.close()
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            said, descriptors, *_ = socket.recv_fds(connection, _MESSAGE, 2) if _same_user(connection) else (b"", [])
+            if said and _imported_for(asked := json.loads(said)):
+                pid = os.fork()
+                if not pid:
+                    _end_with(lambda: _keeper(asked, *descriptors))
+                asking[pid] = connection
+                connection.send(json.dumps({"pid": pid}).encode())
+            else:
+                connection.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
         while asking and (ended := os.waitpid(-1, os.WNOHANG))[0]:
             with suppress(OSError), asking.pop(ended[0]) as connection:
                 connection.send(json.dumps({"status": os.waitstatus_to_exitcode(ended[1])}).encode())

@@ -60,10 +60,8 @@ def missing(lab: Lab) -> dict[str, dict[str, int]]:
     ended = {r.experiment for r in lab.records if isinstance(r, Finding) and r.name == STOPPED}
     plans_left = {n.measures: lab.left(PLANS[n.name](lab)) for n in NOTEBOOKS if n.measures in begun - ended}
     found = {experiment: dict(Counter(task.planned.arm for _, task in left)) for experiment, left in plans_left.items() if left}
-    if lab.profile.plan.negative_control:
-        known = {r.name for r in lab.records if isinstance(r, Finding) and r.experiment == NEGATIVE}
-        if unknown := {arm.name: 1 for arm in negative.arms(lab.profile) if arm.name not in known}:
-            found[NEGATIVE] = unknown
+    if controls := negative.missing(lab):
+        found[NEGATIVE] = {arm.name: 1 for arm in controls}
     return found
 
 

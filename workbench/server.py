@@ -213,7 +213,7 @@ def imported_once(profile: Profile) -> Iterator[None]:
         yield
 
 
-def _keep(server: str, part: Part, logfile: Path, host: str = LOCAL, locks: Sequence[int] = ()) -> subprocess.Popen:
+def _keep(server: str, part: Part, logfile: Path, host: str = LOCAL, locks: Sequence[int] = ()) -> subprocess.Popen | nursery.Kept:
     command, environment = nodes.keeper(part.node, part.environment,
                                         (server, str(logfile.resolve()), f"{host}:{part.port}", *part.command))
     if not part.node.reach and not locks and (kept_by := nursery.keep(command, environment, ROOT)):
