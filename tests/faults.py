@@ -28,7 +28,8 @@ SHORT = ("starts=1", "pairs=1", "blocks_per_start=2", "parity_prompts=1", "arms=
 BLOCKS = {"measure": 10, "replay": 6}
 VICTIMS: dict[str, Callable[[list[str]], bool]] = {
     "kernel": lambda words: "ipykernel_launcher" in words,
-    "keeper": lambda words: "workbench.keeper" in words,
+    "keeper": lambda words: "workbench.keeper" in words and "sglang.launch_server" in words,
+    "keeper of the machine's measurement": lambda words: "workbench.keeper" in words and "workbench.engine.measure" in words,
     "launcher": lambda words: "sglang.launch_server" in words and "workbench.keeper" not in words,     # it is the tokenizer and HTTP process too
     "nursery": lambda words: "workbench.nursery" in words,
     "detokenizer": lambda words: words[0].startswith("sglang::detokenizer"),
@@ -136,18 +137,23 @@ class Run:
             return any(isinstance(r, Start) for r in self.records)
         return len(self.blocks("measure")) >= 1 if phase == "block" else len(self.blocks()) >= BLOCKS[self.arguments[0]]
 
-    def until(self, holds: Callable[[], object], within_s: float = 120):
+    def until(self, holds: Callable[[], object], within_s: float = 120, each_s: float = 0.05):
         end = time.monotonic() + within_s
         while not (found := holds()):
             assert time.monotonic() < end and self.process.poll() is None, f"this did not come in {within_s:g} s:\n{self.said[-3000:]}"
-            time.sleep(0.05)
+            time.sleep(each_s)
         return found
 
     def strike(self, fault: Fault) -> None:
         """Send a process its signal as soon as it is there and the phase is reached; where it is the command itself, once a server starts."""
         self.until(lambda: self.victim("launcher" if fault.victim == "replay" else fault.victim))
-        self.until(lambda: self.reached(fault.phase))
-        victim = self.until(lambda: self.victim(fault.victim))
+        if fault.phase == "stop":       # a server is gone within a second of its last block, and it takes a tenth to look for a process
+            self.until(lambda: len(self.blocks()) >= BLOCKS[self.arguments[0]] - 1)
+            victim = self.until(lambda: self.victim(fault.victim))
+            self.until(lambda: self.reached("stop"), each_s=0.005)
+        else:
+            self.until(lambda: self.reached(fault.phase))
+            victim = self.until(lambda: self.victim(fault.victim))
         victim.send_signal(fault.number)
         self.struck()
 

@@ -55,6 +55,11 @@ def first_failure(path: Path) -> str | None:
     return rank + "\n".join(said[-12:])
 
 
+def answering(path: Path) -> bool:
+    """Whether a server's log says that it takes requests, which Uvicorn does once the ranks have loaded (uvicorn/server.py, _log_started_message)."""
+    return path.exists() and "Uvicorn running on" in path.read_text(errors="replace")
+
+
 def clean(line: str) -> str:
     """A line without this machine's home and working folders and without anything that looks like a secret."""
     for private, public in ((os.getcwd(), "."), (str(Path.home()), "~")):

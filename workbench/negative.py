@@ -4,17 +4,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from workbench import client, logs
 from workbench import server as servers
 from workbench.arms import Arm
-from workbench.errors import ServerFailed
+from workbench.errors import Hung, ServerFailed
 from workbench.lab import Lab
 from workbench.profile import Profile
 from workbench.runlog import NEGATIVE, Finding
 
 READY_WITHIN_S, TOKEN_WITHIN_S = 200.0, 20.0     # a hang is what is expected here, so it is waited for no longer than it takes to tell
+DISAGREED = "drafted another tree than rank 0"   # of workbench/engine/agreement.py, which imports torch
 ROUNDS, TOKENS = 4, 64                           # of requests that a corrupted rank may pass before it counts as unnoticed
 
 
@@ -24,12 +26,19 @@ def corrupted_rank(lab: Lab) -> list[str]:
     Nothing is started without ``plan.negative_control``, for what the log holds already, or in a recording. ``check`` compares the
     drafts, so it must name the rank. ``off`` compares nothing: the ranks then verify different trees and no longer finish together. That is owed
     only where SGLang does not hold the accept length, which would keep them together.
+    Raises: ServerFailed when a server failed for another reason, which proves nothing; what the others did is kept.
     """
     kept = known(lab)
     if not lab.recording and (wanted := missing(lab)):
+        failed = None
         with servers.imported_once(lab.profile), ThreadPoolExecutor(min(len(wanted), lab.profile.server.at_once)) as pool:
-            for arm, found in zip(wanted, pool.map(lambda arm: _caught(lab, arm), wanted)):
-                kept[arm.name] = lab.find(NEGATIVE, arm.name, found)
+            for arm, caught in [(arm, pool.submit(_caught, lab, arm)) for arm in wanted]:
+                try:
+                    kept[arm.name] = lab.find(NEGATIVE, arm.name, caught.result())
+                except ServerFailed as failure:
+                    failed = failed or failure
+        if failed:
+            raise failed
     return [found["sentence"] for found in kept.values()]
 
 
@@ -55,24 +64,34 @@ def _caught(lab: Lab, arm: Arm) -> dict[str, Any]:
     limits = {"ready_within_s": min(READY_WITHIN_S, lab.profile.server.ready_within_s), "token_within_s": TOKEN_WITHIN_S}
     profile = lab.profile.model_copy(update={"server": lab.profile.server.model_copy(update=limits)})
     rank, begun, log = profile.tp - 1, time.monotonic(), lab.folder / "logs" / f"negative-{arm.name}.log"
-    how, attested = None, None
+    who = f"{arm.name}, rank {rank} corrupted on purpose"
+    failure, attested = None, None
     try:
         with servers.serve(profile, arm, log, corrupt_rank=rank) as up:
             attested = not up.unattested
-            how = _error(up.url, lab.prompts)
-    except ServerFailed as failure:
-        how = str(failure)
+            failure = _error(up.url, lab.prompts)
+    except ServerFailed as error:
+        failure = error
     seconds = time.monotonic() - begun
-    told = logs.clean((logs.first_failure(log) or how).splitlines()[-1]) if how else ""       # the server's own words where it died of it
-    sentence = (f"{arm.name}, rank {rank} corrupted on purpose: caught within {seconds:.0f} s of the start's beginning ({told.rstrip('.')})."
-                if how else f"{arm.name}, rank {rank} corrupted on purpose: it served {ROUNDS} rounds of requests unnoticed.")
-    return {"detected": how is not None, "sentence": sentence, "rank": rank, "within_s": round(seconds, 1), "attested": attested}
+    told = logs.clean((logs.first_failure(log) or str(failure)).splitlines()[-1]) if failure else ""     # the server's own words if it died of it
+    if failure and not _is_of_the_corruption(arm, rank, failure, told, log):
+        raise ServerFailed(f"{who}: its server failed for another reason, which is no evidence ({told.rstrip('.')})")
+    sentence = (f"{who}: caught within {seconds:.0f} s of the start's beginning ({told.rstrip('.')})."
+                if failure else f"{who}: it served {ROUNDS} rounds of requests unnoticed.")
+    return {"detected": failure is not None, "sentence": sentence, "rank": rank, "within_s": round(seconds, 1), "attested": attested}
 
 
-def _error(url: str, prompts: Sequence[Mapping[str, Any]]) -> str | None:
+def _is_of_the_corruption(arm: Arm, rank: int, failure: ServerFailed, told: str, log: Path) -> bool:
+    """Whether a failure is what the corrupted rank does: under ``check`` it is named, else the ranks part over requests that were taken."""
+    if arm.agreement == "check":
+        return f"ranks [{rank}] {DISAGREED}" in told
+    return (isinstance(failure, Hung) or logs.answering(log)) and "out of memory" not in told.lower()
+
+
+def _error(url: str, prompts: Sequence[Mapping[str, Any]]) -> ServerFailed | None:
     """The first error among a few rounds of requests. Raises: ServerFailed when the server hangs or dies."""
     for _ in range(ROUNDS):
         answers = client.send(url, prompts[:4], concurrency=2, max_new_tokens=TOKENS, deadline_s=TOKEN_WITHIN_S)
         if errors := [a.error for a in answers if a.error]:
-            return errors[0]
+            return ServerFailed(errors[0])
     return None

@@ -191,6 +191,9 @@ def _execute(notebook: Notebook, lab: Lab, output: Path) -> bool:
         except DeadKernelError:
             log.error("%s failed: its kernel was ended; what it had measured is kept, and --resume goes on from there", notebook.name)
             return False
+        except RuntimeError as error:       # a kernel that does not come up (jupyter_client/client.py, _async_wait_for_ready)
+            log.error("%s failed: its kernel did not start or was ended while it did (%s); --resume goes on from there", notebook.name, error)
+            return False
         except KeyboardInterrupt:
             _end_kernels()
             raise

@@ -81,8 +81,8 @@ class Block(Record):
     server: identity the server itself reported after the block; arm_in_force: the arm it said it ran.
     attested: every rank said the arm's placement is in force. seconds: first request sent to last one ended.
     rounds: cycles by stage; collectives: {stage: {kind: count}} of rank 0 during this block;
-    stage_seconds: {stage: seconds spent} during this block in the rounds that were timed; stage_timed: how many these were, every round of
-    the stage where it is not said.
+    stage_seconds: {stage: seconds spent} during this block in the rounds that were timed; stage_timed: how many these were (one of a few:
+    engine/counting.py), every round of the stage where it is not said.
     """
 
     kind: Literal["block"] = "block"

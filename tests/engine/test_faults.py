@@ -40,11 +40,15 @@ KILLS = [
     Fault("launcher", "stop", 3, "", "nothing: all was measured"),
 ]
 STATUS = {"replay": -signal.SIGKILL, "kernel": 1}
-REST = [Fault(victim, phase, STATUS.get(victim, 3 if phase == "stop" else 1),
-              "" if phase == "stop" or victim == "replay" else "ended|died|does not answer",
-              command="replay" if victim in ("kernel", "replay") else "measure", tp=2 if victim == "rank 1" else 1)
-        for victim in VICTIMS for phase in ("start", "warmup", "block", "stop")
-        if (victim, phase) not in {(fault.victim, fault.phase) for fault in KILLS}]
+# Killed before it has forked a server, a nursery is done without.
+SPARED = [Fault("nursery", "start", 3, "", "servers are started without it"),
+          Fault("keeper of the machine's measurement", "start", 3, "there will be no prediction: the machine could not be measured",
+                "the blocks are measured, and that there is no prediction is said")]
+REST = SPARED + [Fault(victim, phase, STATUS.get(victim, 3 if phase == "stop" else 1),
+                       "" if phase == "stop" or victim == "replay" else "ended|died|does not answer",
+                       command="replay" if victim in ("kernel", "replay") else "measure", tp=2 if victim == "rank 1" else 1)
+                 for victim in VICTIMS for phase in ("start", "warmup", "block", "stop")
+                 if (victim, phase) not in {(fault.victim, fault.phase) for fault in [*KILLS, *SPARED]} and "machine" not in victim]
 HANG = Fault("rank 1", "block", 1, "hung: no token for 6 s in request .* while the server was up",
              "hung, since no token came for 6 s: the stacks of all ranks are kept, the server ends", tp=2, number=signal.SIGSTOP)
 DISK = Fault("full disk", "block", 1, "runs.jsonl cannot be written \\(No space left on device\\): free space and use --resume",

@@ -41,6 +41,7 @@ _TARGET = ("sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation
 _GRAPH = "torch.cuda.graphs.CUDAGraph."
 _GRAPH_METHODS = {"capture_begin": ("self", "pool", "capture_error_mode", "check_input_liveness"), "capture_end": ("self",),
                   "replay": ("self",)}
+_TIMED = 4              # of so many rounds of a stage one is timed: two events cost the host some ten microseconds
 _PENDING = 4096         # spans whose time is not read yet; a reader comes once a block
 
 
@@ -80,7 +81,7 @@ class Counters:
     """Running totals of this rank since its start; a reader takes differences.
 
     Collectives are counted where SGLang's Python makes the call. A CUDA graph makes it once, when it is captured: what a graph holds is
-    kept with it and counted at each replay. timing: whether a stage is timed now.
+    kept with it and counted at each replay. timing: whether stages are timed now, which one round of ``_TIMED`` is.
     """
 
     def __init__(self, clock: Clock | None = None, timing: Callable[[], bool] = lambda: True) -> None:
@@ -137,7 +138,7 @@ class Counters:
         """One call of a stage; a stage inside another belongs to the outer one (verify runs the target)."""
         if self.stage is not None:
             return original(*args, **kwargs)
-        self.stage, timed = stage, self.timing()
+        self.stage, timed = stage, self.timing() and self.rounds[stage] % _TIMED == 0
         self.rounds[stage] += 1
         begun = self.clock.mark() if timed else None
         try:
