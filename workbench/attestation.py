@@ -93,16 +93,25 @@ def _placement(arm: Arm, placed: Mapping, entry: Mapping, tp: int, agreement: st
     if arm.placement == "own" and placed["agreement"] != agreement:
         found.append(f"agreement is {placed['agreement']} where {agreement} was ordered")
     if draft is not None:
-        config = json.loads((draft / "config.json").read_text())
-        heads, kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
-        width = config.get("head_dim") or config["hidden_size"] // heads
-        # A KV head is replicated where there are more ranks than heads (SGLang's QKVParallelLinear, layers/linear.py).
-        rows = (heads // size + 2 * max(1, kv // size)) * width
+        rows, kv = _sharded(json.loads((draft / "config.json").read_text()), size)
         if placed["qkv_shape"][0] != rows:
             found.append(f"the draft's QKV has {placed['qkv_shape'][0]} rows where TP {size} needs {rows}")
-        if placed["kv_heads"] != max(1, kv // size):
-            found.append(f"the draft's KV pool has {placed['kv_heads']} heads where TP {size} needs {max(1, kv // size)}")
+        if placed["kv_heads"] != kv:
+            found.append(f"the draft's KV pool has {placed['kv_heads']} heads where TP {size} needs {kv}")
     return found
+
+
+def _sharded(config: Mapping, size: int) -> tuple[int, int]:
+    """Rows of the draft's QKV and heads of its KV pool on one of ``size`` ranks, by its config.json.
+
+    With MLA the rank's heads show in Q's second projection (models/deepseek_v2.py:2078), and every rank caches the one latent.
+    """
+    heads, kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
+    if config.get("kv_lora_rank"):
+        return heads // size * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"]), 1
+    # A KV head is replicated where there are more ranks than heads (SGLang's QKVParallelLinear, layers/linear.py).
+    width, kv = config.get("head_dim") or config["hidden_size"] // heads, max(1, kv // size)
+    return (heads // size + 2 * kv) * width, kv
 
 
 def _replicas(arm: Arm, attestation: Sequence[Mapping]) -> list[str]:

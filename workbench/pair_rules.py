@@ -25,10 +25,21 @@ def algorithm(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
         return refused("pair.draft", f"{draft.architecture} is no EAGLE-3 draft", f"take one of class {' or '.join(EAGLE3_DRAFTS)}")
     if named != "EAGLE3":
         return refused("speculation.algorithm", f"{named} would take an EAGLE-3 draft and accept nothing", "use EAGLE3")
-    if draft.architecture == MLA_DRAFT and (profile.engine == "cpu" or draft.layers != 1):
-        # Its set_embed synchronises CUDA, and its model has one layer (models/kimi_k25_eagle3.py:415, :244).
-        return refused("pair.draft", f"{MLA_DRAFT} has one layer and is served on GPUs only", "take a LLaMA-like draft or the cuda engine")
+    if draft.architecture == MLA_DRAFT and (wrong := _no_mla_draft(draft)):
+        return refused(f"pair.draft{wrong[0]}", wrong[1], "take a draft of Kimi's class as published, or a LLaMA-like one")
     return passed("speculation.algorithm", f"EAGLE3 with a draft of class {draft.architecture}")
+
+
+def _no_mla_draft(draft: ModelShape) -> tuple[str, str] | None:
+    """Key and fault of a config.json with which SGLang cannot build its MLA draft class."""
+    if draft.layers != 1:                                                    # models/kimi_k25_eagle3.py:244
+        return ".num_hidden_layers", f"is {draft.layers}, and a draft of class {MLA_DRAFT} has one layer"
+    if draft.mla is None or not draft.mla.q_lora_rank:                       # :115
+        return f".{'q' if draft.mla else 'kv'}_lora_rank", f"is missing, and {MLA_DRAFT} needs it"
+    kept = draft.stored.get("layers.0.self_attn.kv_b_proj.weight")
+    if draft.quantization and (kept is None or kept.dtype not in ("F32", "BF16", "F16")):        # :506
+        return ".quantization_config", f"quantises kv_b_proj, and {MLA_DRAFT} splits it in a float dtype only"
+    return None
 
 
 def hidden_size(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
@@ -173,12 +184,12 @@ def attention_backend(profile: Profile, target: ModelShape, draft: ModelShape) -
     return passed(field, f"{named or 'the target' + chr(39) + 's'}, for a draft {'with' if draft.mla else 'without'} MLA")
 
 
-def rotary(profile: Profile, target: ModelShape) -> Check:
+def rotary(profile: Profile, shape: ModelShape) -> Check:
     """On a CPU, SGLang builds rotary embeddings for MLA with YaRN scaling alone (layers/rotary_embedding/factory.py:480)."""
-    if profile.engine == "cpu" and target.mla and target.rope == "default":
-        return refused("pair.target.rope_scaling", "is absent, and an MLA target on the CPU engine needs YaRN",
+    if profile.engine == "cpu" and shape.mla and shape.rope == "default":
+        return refused(f"{shape.field}.rope_scaling", f"is absent, and an MLA {shape.field.removeprefix('pair.')} on the CPU engine needs YaRN",
                        "give it a scaling of type yarn")
-    return passed("pair.target.rope_scaling", target.rope)
+    return passed(f"{shape.field}.rope_scaling", shape.rope)
 
 
 def heads(profile: Profile, shape: ModelShape, ranks: int, field: str) -> Check:

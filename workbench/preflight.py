@@ -198,6 +198,8 @@ def _fit(profile: Profile, target: ModelShape, draft: ModelShape | None, arms: S
     yield pair_rules.rotary(profile, target)
     yield pair_rules.heads(profile, target, profile.tp, "tp")
     if draft is not None:
+        if draft.mla:
+            yield pair_rules.rotary(profile, draft)
         for rule in pair_rules.PAIR_RULES:
             yield from _tried(lambda: [rule(profile, target, draft)])
         for group in dict.fromkeys(arm.group for arm in arms if arm.speculates):

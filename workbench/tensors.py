@@ -22,7 +22,7 @@ def implied(shape: ModelShape) -> Iterator[Tensor]:
     """The weights that config.json implies, by canonical name, in the configuration's dtype; biases and vision towers are left out.
 
     Nothing for an architecture that is not KNOWN. Sources: models/llama.py:160, models/llama_eagle3.py:46,
-    models/deepseek_v2.py:2057 and :2785, models/kimi_k25_eagle3.py:62 of SGLang 0.5.23.
+    models/deepseek_v2.py:2057 and :2785, models/kimi_k25_eagle3.py:62 (:230 for fc_norm) of SGLang 0.5.23.
     """
     if shape.architecture not in KNOWN:
         return
@@ -34,6 +34,8 @@ def implied(shape: ModelShape) -> Iterator[Tensor]:
         weights["lm_head"] = (head_rows(shape), hidden)
     if draft:
         weights["fc"] = (hidden, (shape.eagle.target_hidden_size or hidden) * aux_count(shape))
+        if shape.architecture == MLA_DRAFT and (shape.config.get("fc_norm") or shape.config.get("use_aux_norm")):
+            weights |= {f"fc_norm.{i}": (shape.eagle.target_hidden_size or hidden,) for i in range(aux_count(shape))}
     for layer in range(shape.layers):
         # The draft's first layer reads the embedding beside the target's hidden states.
         wide = 2 * hidden if draft and layer == 0 else hidden
@@ -124,7 +126,7 @@ def rank_elements(shape: ModelShape, tensor: Tensor, ranks: int, unit: int = 1) 
     module, leaf = (name.split(".")[-2:] if "." in name else ("", name))
     if module in VOCABULARY:
         return padded_rows(tensor.shape[0], ranks) * tensor.elements / tensor.shape[0]
-    if name.startswith(VISION) or len(tensor.shape) < 1 or "norm" in module or module in _WHOLE or leaf == "d2t":
+    if name.startswith(VISION) or len(tensor.shape) < 1 or "norm" in name or module in _WHOLE or leaf == "d2t":
         return tensor.elements
     if module == "fc" and shape.architecture != MLA_DRAFT or leaf == "bias" and module in _ROW_PARALLEL:
         return tensor.elements

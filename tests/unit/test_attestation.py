@@ -34,6 +34,17 @@ def test_healthy_ranks_attest(arm, draft):
     assert attestation.faults(Arm.parse(arm), ranks(arm), 4, "broadcast", draft) == []
 
 
+def test_an_mla_draft_shows_its_heads_in_q_and_caches_one_latent(draft):
+    (draft / "config.json").write_text(json.dumps(CONFIG | {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16}))
+    said = ranks("own-2")
+    assert len(attestation.faults(Arm.parse("own-2"), said, 4, "broadcast", draft)) == 8
+    for entry in said:
+        entry["placements"][0] |= {"qkv_shape": [4 * 48, 64], "kv_heads": 1}
+    assert attestation.faults(Arm.parse("own-2"), said, 4, "broadcast", draft) == []
+    said[2]["placements"][0]["qkv_shape"] = [2 * 48, 64]
+    assert attestation.faults(Arm.parse("own-2"), said, 4, "broadcast", draft) == ["rank 2: the draft's QKV has 96 rows where TP 2 needs 192"]
+
+
 def _without_rank_3(said): said.pop()
 def _planted(said): said[2]["corrupt_rank"] = 1
 def _omitted(said): said[0]["omitted"] = ["kv_pool"]

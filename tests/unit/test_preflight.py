@@ -1,6 +1,6 @@
 """What preflight lets pass, what it warns of, and how much memory it predicts: figures worked out by hand."""
 import pytest
-from tiny_models import DEEPSEEK, DRAFT, TARGET, draft_sizes, profile, token_maps, write, write_pair
+from tiny_models import DEEPSEEK, DRAFT, MLA_DRAFT, TARGET, draft_sizes, profile, token_maps, write, write_pair
 
 from workbench import flags, memory, pair_rules, preflight, tensors
 from workbench import profile as profiles
@@ -251,6 +251,48 @@ def test_the_latent_of_an_mla_target_is_whole_on_every_rank_and_prices_the_draft
     assert shared.kv == own.kv == (16 + 4) * 8 * 4
     assert shared.priced == shared.kv + 20 * 4 and shared.draft_kv == 2 * 8 * 4      # SGLang prices the draft's layer like a latent
     assert own.priced == own.kv + own.draft_kv == own.kv + 2 * 2 * 8 * 4
+
+
+def test_an_mla_draft_caches_one_latent_on_every_rank_and_splits_fc_by_rows(tmp_path):
+    write_pair(tmp_path)
+    write(tmp_path / "target", DEEPSEEK, {})
+    write(tmp_path / "draft", MLA_DRAFT, {})
+    split = 128 * 32 + 3 * 32 * 32 + 4 * 12 * 16 + 2 * 4 * 16 * 16 + 32 * 32 + 3 * 32 * 64      # head, fc, Q, KV twice, output, feed-forward
+    needs = {arm: predicted(tmp_path, arm, engine="cuda", server={"flags": {"dtype": "float32"}}) for arm in ("shared", "own-1")}
+    whole = 64 * (16 + 20) + 2 * 16 + 4 * 32                                        # latent projections, which read 2 x 32, and six norms
+    assert needs["shared"].draft == 4 * (whole + split // 2) and needs["own-1"].draft == 4 * (whole + split)
+    for need in needs.values():
+        assert need.exact and need.draft_kv == (16 + 4) * 4 and need.priced == need.kv + need.draft_kv == 9 * 20 * 4
+    assert needs["own-1"].embedding == 128 * 32 * 4 and needs["shared"].embedding == 0
+
+
+def test_the_norms_before_an_mla_draft_s_fc_are_whole(tmp_path):
+    draft = read(write(tmp_path, MLA_DRAFT | {"fc_norm": True}, {}), "pair.draft")
+    norms = [t for t in tensors.implied(draft) if t.name.startswith("fc_norm.")]
+    assert [t.name for t in norms] == [f"fc_norm.{i}.weight" for i in range(3)]
+    assert {tensors.rank_elements(draft, t, 2) for t in norms} == {32}
+
+
+@pytest.mark.parametrize("change, name, words", [
+    ({"num_hidden_layers": 2}, "pair.draft.num_hidden_layers", "is 2, and"), ({"q_lora_rank": None}, "pair.draft.q_lora_rank", "is missing"),
+    ({"kv_lora_rank": None}, "pair.draft.kv_lora_rank", "is missing"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "pair.draft.quantization_config", "quantises kv_b_proj")])
+def test_an_mla_draft_that_sglang_cannot_build_is_refused(tmp_path, change, name, words):
+    write_pair(tmp_path)
+    write(tmp_path / "target", DEEPSEEK, {})
+    write(tmp_path / "draft", MLA_DRAFT | change, {})
+    refusal = found(tmp_path, name, engine="cuda")
+    assert refusal.status == "refused" and words in refusal.detail
+
+
+def test_an_mla_draft_on_the_cpu_engine_needs_yarn(tmp_path):
+    write_pair(tmp_path)
+    write(tmp_path / "target", DEEPSEEK, {})
+    write(tmp_path / "draft", MLA_DRAFT, {})
+    assert found(tmp_path, "pair.draft.rope_scaling").status == found(tmp_path, "speculation.algorithm").status == "passed"
+    write(tmp_path / "draft", MLA_DRAFT | {"rope_scaling": None}, {})
+    assert found(tmp_path, "pair.draft.rope_scaling").status == "refused"
+    assert found(tmp_path, "pair.draft.rope_scaling", engine="cuda").status == "passed"
 
 
 def test_experts_are_split_and_latent_projections_are_not(tmp_path):

@@ -18,6 +18,9 @@ DEEPSEEK = TARGET | dict(architectures=["DeepseekV3ForCausalLM"], model_type="de
                          moe_intermediate_size=32, first_k_dense_replace=1, moe_layer_freq=1, topk_method="noaux_tc", n_group=1,
                          topk_group=1, num_experts_per_tok=2, rope_scaling={"type": "yarn", "factor": 2.0,
                                                                             "original_max_position_embeddings": 128})
+MLA_DRAFT = {k: v for k, v in DEEPSEEK.items() if k not in ("n_routed_experts", "n_shared_experts", "moe_intermediate_size")} | dict(
+    architectures=["Eagle3DeepseekV2ForCausalLM"], model_type="kimi_k2", num_hidden_layers=1, draft_vocab_size=128,
+    eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 5]})
 KEEP = numpy.arange(64) * 2                     # the target's tokens that the draft proposes
 
 

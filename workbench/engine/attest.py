@@ -64,6 +64,8 @@ def _communication(group) -> dict:
 def _draft(worker, arm: str) -> dict:
     """The facts of one draft on this rank, taken from what was built, not from what was ordered. arm: who it is for.
 
+    qkv_shape: of the projection whose rows are the rank's heads; with MLA that is Q's second one (models/deepseek_v2.py:2078). An MLA pool
+    has one head of kv_lora_rank + qk_rope_head_dim on every rank (mem_cache/kv_cache_configurator.py:2471).
     Raises: Refused when a shape shows that a part was built for another group.
     """
     from sglang.srt.speculative.spec_utils import draft_tp_context
@@ -71,18 +73,19 @@ def _draft(worker, arm: str) -> dict:
     model, pool = worker.draft_runner.model, worker.draft_runner.token_to_kv_pool
     group = worker.parallel_layout.tp_group or placement.target_group()
     attention = model.model.layers[0].self_attn if hasattr(model.model, "layers") else model.model.midlayer.self_attn
-    config = worker.draft_runner.model_config
+    config, latent = worker.draft_runner.model_config, hasattr(pool, "kv_buffer")
+    cached = (pool.kv_buffer if latent else pool.k_buffer)[0]
     with draft_tp_context(worker.parallel_layout):
-        heads = config.get_num_kv_heads(group.world_size)
+        heads = 1 if latent else config.get_num_kv_heads(group.world_size)
     facts = {
         "separated": placement.own_group(worker) is not None,
         "group": group.unique_name,
         "group_ranks": list(group.ranks),
-        "qkv_shape": list(attention.qkv_proj.weight.shape),
+        "qkv_shape": list((attention.q_b_proj if latent else attention.qkv_proj).weight.shape),
         "embedding_shape": list(model.model.embed_tokens.weight.shape),
         "head_shape": list(model.lm_head.weight.shape),
-        "kv_heads": int(pool.k_buffer[0].shape[1]),
-        "kv_pool_shape": list(pool.k_buffer[0].shape),
+        "kv_heads": int(cached.shape[1]),
+        "kv_pool_shape": list(cached.shape),
         "weights": _digest(model),
     }
     if facts["kv_heads"] != heads:

@@ -36,6 +36,9 @@ _TARGET = ("sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation
            ("self", "batch", "forward_batch", "pp_proxy_tensors", "is_verify", "skip_attn_backend_init", "capture_hidden_mode",
             "return_kv_loc_plan"))
 
+# An all-gather inside the NVLink switch that no group is asked for (models/kimi_k25_eagle3.py:224); its state knows its ranks as a group does.
+_MULTIMEM = ("sglang.srt.distributed.device_communicators.triton_symm_mem_ag.all_gather_inner",
+             ("state", "hidden_states", "tp_hidden_dim", "skip_entry_sync", "safe"))
 
 # Every graph of a server is one of these or made of some (model_executor/runner_backend/*.py), and goes through the three methods.
 _GRAPH = "torch.cuda.graphs.CUDAGraph."
@@ -179,6 +182,7 @@ def hooks(orders: Orders, counters: Counters) -> list[Hook]:
     found.append(Hook(_TARGET[0], _bind(counters.target), _TARGET[1]))
     if not orders.cpu:
         found += [Hook(_GRAPH + name, _bind(getattr(counters, name)), parameters) for name, parameters in _GRAPH_METHODS.items()]
+        found.append(Hook(_MULTIMEM[0], _bind(counters.count, "all_gather"), _MULTIMEM[1]))
     if orders.arms:
         found += [Hook(target, _bind(counters.verify) if stage == "verify" else _bind(counters.bracket, stage), parameters)
                   for stage, (target, parameters) in _STAGES.items()]

@@ -63,7 +63,7 @@ def _process_hooks() -> list[Hook]:
 
 
 def _cpu_hooks() -> list[Hook]:
-    from workbench.engine.cpu.backend import last_loc_in_torch, spec_extras_in_torch
+    from workbench.engine.cpu.backend import last_loc_in_torch, nothing_to_wait_for, spec_extras_in_torch
 
     def without_nccl(*args, **kwargs):
         # A CUDA build of torch brings NCCL, and the communicator then wants a GPU (parallel_state.py:2185).
@@ -74,6 +74,7 @@ def _cpu_hooks() -> list[Hook]:
              ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")),
         Hook("sglang.srt.managers.overlap_utils.gather_spec_extras", spec_extras_in_torch,
              ("indices", "topk_p_buf", "topk_index_buf", "output_tokens_buf", "hidden_states_buf")),
+        Hook("torch.cuda.synchronize", nothing_to_wait_for, ("device",)),
         Hook("sglang.srt.distributed.parallel_state.init_model_parallel_group", without_nccl,
              ("group_ranks", "local_rank", "backend", "use_pynccl", "use_custom_allreduce", "use_message_queue_broadcaster", "group_name",
               "use_mscclpp", "use_torch_symm_mem_allreduce", "recovered_rank", "rank_offset", "max_world_size"), "before"),

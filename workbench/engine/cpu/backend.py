@@ -1,4 +1,4 @@
-"""Where SGLang's choice of code for the CPU goes past the plain-torch kernels: hooks for its plugin mechanism, both AROUND."""
+"""Where SGLang's choice of code for the CPU goes past the plain-torch kernels: hooks for its plugin mechanism, all AROUND."""
 
 
 def keep_intel_amx(orig, view) -> dict:
@@ -35,3 +35,11 @@ def spec_extras_in_torch(orig, indices, topk_p_buf, topk_index_buf, output_token
     """
     rows = indices.long()
     return tuple(None if buffer is None else buffer[rows] for buffer in (topk_p_buf, topk_index_buf, output_tokens_buf, hidden_states_buf))
+
+
+def nothing_to_wait_for(orig, device=None) -> None:
+    """No device, so nothing to wait for.
+
+    Target: ``torch.cuda.synchronize``, which an MLA draft calls whatever its device when it is handed the embedding
+    (sglang/srt/models/kimi_k25_eagle3.py:415); a torch without CUDA raises there.
+    """
