@@ -7,7 +7,7 @@ from tiny_models import DEEPSEEK, DRAFT, TARGET
 from tiny_models import profile as tiny_profile
 from tiny_models import write_pair
 
-from workbench import cost, pair
+from workbench import cost, pair, profile
 from workbench.arms import Arm
 from workbench.cost import (Collective, Prediction, Work, best, by_placement, distinct_experts, forward, placements, predict, stages,
                             verify_s)
@@ -149,6 +149,20 @@ def test_a_draft_step_on_one_gpu_reads_all_of_its_weights(origin):
     extend = forward(profile, draft, 1, 6, rows=1, fc=True)
     assert extend.bytes - step.bytes == pytest.approx(2 * (3 * hidden * hidden + 5 * hidden))
     assert extend.operations == pytest.approx(2 * (6 * (weights - head + 3 * hidden * hidden) + head))
+
+
+def test_an_mla_draft_gathers_its_fc_once_in_draft_extend_where_it_is_split():
+    chosen = profile.load("h200-x2-kimi-mini-mla")
+    target, draft = (pair.read(getattr(chosen.pair, side), f"pair.{side}") for side in ("target", "draft"))
+    shared, own = (stages(chosen, target, draft, Arm.parse(arm)) for arm in ("shared", "own-1"))
+    assert counted(shared["draft"]) == {"all_reduce": 12, "all_gather": 4, "broadcast": 0}
+    assert counted(shared["draft_extend"]) == {"all_reduce": 3, "all_gather": 2, "broadcast": 0}
+    assert Collective("all_gather", 6 * 7168 // 2 * 2, 2, 1) in shared["draft_extend"].collectives
+    assert counted(own["draft"]) == {"all_reduce": 0, "all_gather": 0, "broadcast": 1} and not own["draft_extend"].collectives
+    hidden, latent = 7168, 1536 + 512 + 64
+    attention = 2 * hidden * latent + 64 * 192 * 1536 + 64 * 256 * 512 + hidden * 64 * 128 + 1536 + 512
+    weights = 163840 * hidden + attention + 3 * hidden * 18432 + 4 * hidden
+    assert forward(chosen, draft, 1, 1, rows=1).bytes == pytest.approx(2 * (weights + hidden))
 
 
 def test_a_group_shares_its_weights_and_not_its_norms(origin):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from workbench.engine import agreement, placement
+from workbench.engine import agreement, counting, placement
 from workbench.engine.counting import Counters
 from workbench.engine.hooks import Refused
 from workbench.engine.orders import Draft, Orders, Placement
@@ -114,6 +114,15 @@ def test_a_stage_without_a_collective_says_so():
     counters = Counters()
     counters.bracket("draft", lambda: None)
     assert counters.read()["collectives"] == {"draft": {}}
+
+
+def test_an_all_gather_inside_the_switch_is_counted_like_one_of_a_group():
+    counters = Counters()
+    hook, = [h for h in counting.hooks(Orders("server", ()), counters) if h.target.endswith("all_gather_inner")]
+    for ranks in (2, 1):
+        state = SimpleNamespace(world_size=ranks)        # of triton_symm_mem_ag.MultimemAllGatherState
+        assert hook.function(lambda state, rows, tp_hidden_dim: rows, state, "rows", tp_hidden_dim=8) == "rows"
+    assert counters.read()["collectives"] == {"other": {"all_gather": 1}}
 
 
 class Graph:
