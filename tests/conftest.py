@@ -4,7 +4,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from workbench import profile, server
 
-ONE_BY_ONE = ("tests/browser/", "tests/engine/", "tests/notebooks/")       # servers take both cores, and share fixtures
+# Their tests share fixtures and go one by one: whole runs in one process, single servers in the other.
+ONE_BY_ONE = {"tests/browser/": "runs", "tests/notebooks/": "runs", "tests/engine/": "servers"}
 
 
 @pytest.fixture(scope="session")
@@ -14,10 +15,10 @@ def imported_once():
 
 
 class Scheduling(LoadScopeScheduling):
-    """One process has all tests that use servers or a browser, the other takes the rest singly."""
+    """The two kinds of tests that use servers begin first, and whichever process is done takes the rest singly."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "servers" if nodeid.startswith(ONE_BY_ONE) else nodeid
+        return next((kind for folder, kind in ONE_BY_ONE.items() if nodeid.startswith(folder)), nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:

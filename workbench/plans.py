@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -35,6 +36,16 @@ class Task:
     def group(self) -> tuple[str, int]:
         """Tasks of one group may share a start, tasks of two must not."""
         return self.family or self.planned.experiment, self.planned.start_group
+
+
+def numbered(tasks: Iterable[Task]) -> list[tuple[int, Task]]:
+    """Each task with its number in its experiment, by which the log knows its block."""
+    numbers: Counter[str] = Counter()
+    found = []
+    for task in tasks:
+        found.append((numbers[task.planned.experiment], task))
+        numbers[task.planned.experiment] += 1
+    return found
 
 
 def baseline(profile: Profile, prompts: int, records: Sequence[Line] = ()) -> list[Task]:

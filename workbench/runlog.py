@@ -5,6 +5,7 @@ import fcntl
 import os
 import time
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -143,6 +144,11 @@ _LINE: TypeAdapter[Line] = TypeAdapter(Line)
 def parse(data: Any) -> Line:
     """A record from its plain data."""
     return _LINE.validate_python(data)
+
+
+def now() -> str:
+    """The time of a record: UTC, ISO 8601, to the millisecond."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 class RunLog:

@@ -10,7 +10,8 @@ import pandas as pd
 
 from workbench import trace
 from workbench.errors import WorkbenchError
-from workbench.lab import TRACES, Lab
+from workbench.lab import Lab
+from workbench.pool import TRACES
 from workbench.runlog import Finding
 from workbench.tables import number
 

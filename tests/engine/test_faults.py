@@ -68,7 +68,9 @@ def arguments(fault: Fault) -> tuple[str, ...]:
 
 
 def killed(fault: Fault, folder: Path) -> tuple[Run, Ended]:
-    with Run(folder, arguments(fault)) as run:
+    # A machine is measured once: where that is struck, a setting that no NCCL knows makes it another one (workbench/machine.py, name_of).
+    another = {"NCCL_FAULT_TEST": folder.parent.name} if "machine" in fault.victim else {}
+    with Run(folder, arguments(fault), another) as run:
         run.strike(fault)
         return run, run.ended()
 

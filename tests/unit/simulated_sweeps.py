@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import simulated_runs
 from simulated_runs import TIME
 
+from workbench import plans
 from workbench.arms import Arm
-from workbench.lab import Lab
 from workbench.plans import Task
 from workbench.profile import Profile
 from workbench.runlog import Block, Failure, Line, Start
@@ -24,7 +24,7 @@ def play(plan: Callable[[Sequence[Line]], list[Task]], speed: Callable[[Task], f
         tasks = plan(records)
         done = {(r.experiment, r.block) for r in records if isinstance(r, Block)}
         out = {(r.experiment, r.arm) for r in records if isinstance(r, Failure)}
-        left = [(i, t) for i, t in Lab.numbered(tasks)
+        left = [(i, t) for i, t in plans.numbered(tasks)
                 if (t.planned.experiment, i) not in done and (t.planned.experiment, t.planned.arm) not in out]
         if not left:
             break

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from simulated_runs import profile
 
-from workbench import attestation, lab, plans
+from workbench import attestation, lab, plans, pool
 from workbench.arms import Arm
 from workbench.errors import Hung, ServerFailed
 from workbench.plans import Task
@@ -27,9 +27,9 @@ class Servers:
         self.rounds, self.arms, self.live = 0, {}, 0
         monkeypatch.setattr(lab.servers, "serve", self.serve)
         monkeypatch.setattr(lab.servers, "describe", lambda launch: {"command": ("fake",), "environment": {}})
-        monkeypatch.setattr(lab.client, "send", self.send)
-        monkeypatch.setattr(lab.client, "switch", self.switch)
-        monkeypatch.setattr(lab.client, "server_info", lambda url: {"draft_tp": self.account(url)})
+        monkeypatch.setattr(pool.client, "send", self.send)
+        monkeypatch.setattr(pool.client, "switch", self.switch)
+        monkeypatch.setattr(pool.client, "server_info", lambda url: {"draft_tp": self.account(url)})
         monkeypatch.setattr(lab.preflight, "check", lambda *_: [])
 
     @contextmanager
@@ -134,12 +134,12 @@ def test_a_start_that_fails_beside_another_leaves_no_server(run, monkeypatch):
 
 def test_a_resumed_run_serves_what_the_first_one_did(run, monkeypatch):
     fake, planned = Servers(monkeypatch), [task("shared"), task("own-1"), task("shared#2")]
-    monkeypatch.setattr(lab.client, "switch", lambda *_: (_ for _ in ()).throw(ServerFailed("the server did not switch to own-1: why")))
+    monkeypatch.setattr(pool.client, "switch", lambda *_: (_ for _ in ()).throw(ServerFailed("the server did not switch to own-1: why")))
     with pytest.raises(ServerFailed):
         run.measure(planned)
     failure = next(r for r in run.records if isinstance(r, Failure))
     assert (failure.arm, failure.what) == ("own-1", "block") and "did not switch to own-1: why" in failure.reason
-    monkeypatch.setattr(lab.client, "switch", fake.switch)
+    monkeypatch.setattr(pool.client, "switch", fake.switch)
     run.measure(planned)
     assert [call for call in fake.calls if call[0] == "start"] == [("start", "shared", "own-1", "shared#2")] * 2
     assert [b.arm for b in blocks(run)] == ["shared", "own-1", "shared#2"]
@@ -171,8 +171,8 @@ def test_a_plan_of_the_whole_experiment_runs_and_is_attested(run, monkeypatch):
 @pytest.mark.parametrize("refused", ["", "/start_profile was refused with HTTP 500: no"])
 def test_a_trace_is_taken_around_its_requests_and_a_refusal_costs_the_trace_alone(run, monkeypatch, refused):
     servers = Servers(monkeypatch)
-    monkeypatch.setattr(lab.client, "start_profile", lambda url, folder, engine: servers.calls.append(("start_profile", folder.name)) or refused)
-    monkeypatch.setattr(lab.client, "stop_profile", lambda url: servers.calls.append(("stop_profile",)) or "")
+    monkeypatch.setattr(pool.client, "start_profile", lambda url, folder, engine: servers.calls.append(("start_profile", folder.name)) or refused)
+    monkeypatch.setattr(pool.client, "stop_profile", lambda url: servers.calls.append(("stop_profile",)) or "")
     run.measure([task("own-1"), Task(Planned("draft_tp", "trace", "own-1", None, 0, (0,), 0, 0), 1, 24)])
     stop = [] if refused else [("stop_profile",)]
     assert servers.calls[-2 - len(stop):] == [("start_profile", "own-1"), ("send", "own-1"), *stop]
@@ -240,7 +240,7 @@ def test_an_optional_arm_whose_server_hangs_at_work_is_left_out_and_its_server_e
             raise Hung("hung: no token for 60 s in request p0 while the server was up")
         return send(url, prompts, **more)
 
-    monkeypatch.setattr(lab.client, "send", hang)
+    monkeypatch.setattr(pool.client, "send", hang)
     run.measure([optional("shared+comm=gloo-lo"), task("shared", 1)])
     assert [b.arm for b in blocks(run)] == ["shared"] and fake.live == 0
     assert [(f.what, f.reason[:4]) for f in run.records if isinstance(f, Failure)] == [("setting", "hung")]
@@ -266,8 +266,8 @@ def test_an_arm_that_hangs_stops_the_experiment_or_is_left_out_by_the_profiles_p
             raise Hung("hung: no token for 60 s in request p0 while the server was up")
         return send(url, prompts, **more)
 
-    monkeypatch.setattr(lab.client, "send", hang)
-    monkeypatch.setattr(lab.stacks, "save", lambda server, log: saved.append(fake.live) or f"stacks in {log.stem}")
+    monkeypatch.setattr(pool.client, "send", hang)
+    monkeypatch.setattr(pool.stacks, "save", lambda server, log: saved.append(fake.live) or f"stacks in {log.stem}")
     if policy == "stop":
         with pytest.raises(Hung):
             run.measure(planned)

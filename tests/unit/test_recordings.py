@@ -137,7 +137,7 @@ def test_a_run_that_was_stopped_says_what_it_lacks(run):
     (run / "profile.json").write_text(setting.model_dump_json())
     kept, found = (run / "runs.jsonl").read_bytes(), lab.reopen(run)
     lines = [line for line in runlog.read(run / "runs.jsonl") if not isinstance(line, Block)]
-    tasks = found.numbered(plans.draft_tp(found.profile, len(found.prompts)))
+    tasks = plans.numbered(plans.draft_tp(found.profile, len(found.prompts)))
     pattern = next(r for r in runlog.read(run / "runs.jsonl") if isinstance(r, Block))
     blocks = [pattern.model_copy(update={"experiment": "draft_tp", "block": number, "arm": task.planned.arm}) for number, task in tasks]
     (run / "runs.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in (*lines, *blocks[:-3])))

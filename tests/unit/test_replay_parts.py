@@ -100,7 +100,7 @@ def test_two_processes_do_not_write_one_log(tmp_path, monkeypatch):
 
 def test_time_left_is_by_blocks_of_their_kind_and_starts(tmp_path):
     run = measured(tmp_path)
-    tasks = [task for _, task in lab.Lab.numbered(plans.baseline(run.profile, len(run.prompts)))]
+    tasks = [task for _, task in plans.numbered(plans.baseline(run.profile, len(run.prompts)))]
     alone = [r.seconds for r in run.records if isinstance(r, Block) and r.role != "parity" and (len(r.requests), r.concurrency) == (run.profile.workload.requests_per_block, 1)]
     told = pace.left_s(run.records, [t for t in tasks if t.planned.role == "measure"], 2)
     assert told == pytest.approx(30 + 8 * sum(alone) / len(alone), rel=0.01)
