@@ -3,9 +3,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 _TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = re.compile(r"exception was the direct cause of|another exception occurred:$")
+# Posted to a port that is not open yet where the warm-up is skipped; SGLang goes on (entrypoints/http_server.py:2569).
+_HARMLESS = "post-warmup freeze_gc failed"
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?")
 HIDDEN = "<hidden>"
 KEEPER = "keeper: "          # of the line in which a server's keeper says how it ended (workbench/keeper.py)
@@ -40,7 +44,7 @@ def first_failure(path: Path) -> str | None:
         return ours.removeprefix("draft-tp: ")
     # Helper threads trace harmless failures (a warm-up call before the port is open); what ends a rank says so (scheduler.py:6373).
     ends = (f"hit an exception: {_TRACEBACK}", _TRACEBACK)
-    begin = next((i for words in ends for i, line in enumerate(lines) if words in line), None)
+    begin = next((i for words in ends for i, line in enumerate(lines) if words in line and not _passed_over(lines[max(0, i - 3):i])), None)
     if begin is None:
         return None
     stamp = _STAMP.match(lines[begin])
@@ -53,6 +57,12 @@ def first_failure(path: Path) -> str | None:
     if said and said[-1].startswith(("workbench.engine.hooks.Refused: ", "workbench.engine.agreement.RanksDisagreed: ")):
         return rank + said[-1].split(": ", 1)[1]
     return rank + "\n".join(said[-12:])
+
+
+def _passed_over(before: Sequence[str]) -> bool:
+    """Whether the traceback under these lines is of a failure that its server passed over, or belongs to the one above it."""
+    said = [line for line in before[-3:] if line.strip()][-1:]
+    return bool(said) and (said[0].endswith(_HARMLESS) or bool(_CHAINED.search(said[0])))
 
 
 def answering(path: Path) -> bool:

@@ -73,7 +73,8 @@ def _caught(lab: Lab, arm: Arm) -> dict[str, Any]:
     except ServerFailed as error:
         failure = error
     seconds = time.monotonic() - begun
-    told = logs.clean((logs.first_failure(log) or str(failure)).splitlines()[-1]) if failure else ""     # the server's own words if it died of it
+    own = logs.first_failure(log) if failure else None        # the server's own words, where it died of it
+    told = logs.clean(own.splitlines()[-1] if own else str(failure or "").split("\n")[0])
     if failure and not _is_of_the_corruption(arm, rank, failure, told, log):
         raise ServerFailed(f"{who}: its server failed for another reason, which is no evidence ({told.rstrip('.')})")
     sentence = (f"{who}: caught within {seconds:.0f} s of the start's beginning ({told.rstrip('.')})."

@@ -32,6 +32,14 @@ def test_a_harmless_traceback_of_a_helper_thread_is_passed_over(tmp_path):
     assert logs.first_failure(write(tmp_path, harmless)).endswith("ConnectionError: not open yet")
 
 
+def test_a_failure_that_sglang_passes_over_is_none_of_the_servers(tmp_path):
+    chained = "\nDuring handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):\n  File \"d.py\"\nE: again\n"
+    passed = "[2026-01-01 00:00:00] post-warmup freeze_gc failed\nTraceback (most recent call last):\n  File \"c.py\"\nE: refused\n" + chained
+    assert logs.first_failure(write(tmp_path, passed)) is None
+    assert logs.first_failure(write(tmp_path, passed + "Traceback (most recent call last):\n  File \"e.py\"\nF: real\n")).endswith("F: real")
+    assert logs.first_failure(write(tmp_path, passed + TWO_RANKS)).endswith("ValueError: the first to fail")
+
+
 def test_our_own_sentence_comes_before_any_traceback(tmp_path):
     assert logs.first_failure(write(tmp_path, TWO_RANKS + "draft-tp: own-3 does not divide\n")) == "own-3 does not divide"
 
