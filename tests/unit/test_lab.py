@@ -1,7 +1,7 @@
 """The measuring loop without SGLang: a fake server that says what a real one would, to see how arms are reached and what is attested."""
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +26,7 @@ class Servers:
         self.changes = {"said": said or {}, "counts": counts or {}}
         self.rounds, self.arms, self.live = 0, {}, 0
         monkeypatch.setattr(lab.servers, "serve", self.serve)
+        monkeypatch.setattr(lab.servers, "imported_once", nullcontext)
         monkeypatch.setattr(lab.servers, "describe", lambda launch: {"command": ("fake",), "environment": {}})
         monkeypatch.setattr(pool.client, "send", self.send)
         monkeypatch.setattr(pool.client, "switch", self.switch)

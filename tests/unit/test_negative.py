@@ -1,5 +1,5 @@
 """The negative control's choice of arms and its words, with no server: a rank that passes unnoticed is said to."""
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +21,7 @@ class Fake:
     def __init__(self, monkeypatch, starts=None, error=None, log="", named=True):
         self.started, self.starts, self.log, self.named = [], starts, log, named
         monkeypatch.setattr(negative.servers, "serve", self.serve)
+        monkeypatch.setattr(negative.servers, "imported_once", nullcontext)
         monkeypatch.setattr(negative.client, "send", lambda *_, **__: [SimpleNamespace(error=error)])
 
     @contextmanager
