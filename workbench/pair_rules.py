@@ -172,6 +172,14 @@ def dtype(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
     return passed("pair.draft.dtype", f"{ours}, as the target")
 
 
+def kernels(profile: Profile, target: ModelShape) -> Check:
+    """On GPUs the layers' kernels are made for half precision: sgl_kernel's rmsnorm refuses float32 once a server is loaded
+    (layers/layernorm.py:631, seen on an H200)."""
+    if profile.engine == "cuda" and serving_dtype(profile, target) == "F32":
+        return refused("server.flags.dtype", "is float32, for which SGLang has no RMSNorm on GPUs", "use bfloat16 or float16, or the CPU engine")
+    return passed("server.flags.dtype", f"{serving_dtype(profile, target)}")
+
+
 def attention_backend(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
     """A draft inherits the target's attention back end; one made for MLA alone cannot serve a LLaMA-like draft (sglang#23490)."""
     field, named = "server.flags.speculative-draft-attention-backend", flag(profile, "speculative-draft-attention-backend", None)

@@ -195,6 +195,7 @@ def _known_model_type(name: str) -> bool:
 
 
 def _fit(profile: Profile, target: ModelShape, draft: ModelShape | None, arms: Sequence[Arm]) -> Iterator[Check]:
+    yield pair_rules.kernels(profile, target)
     yield pair_rules.rotary(profile, target)
     yield pair_rules.heads(profile, target, profile.tp, "tp")
     if draft is not None:
@@ -271,7 +272,10 @@ def equal_pools(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) 
 
 
 def at_once(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) -> Iterator[Check]:
-    """Servers that are up together share the ``free`` bytes of a rank, and each must leave the others theirs."""
+    """Servers that are up together share the ``free`` bytes of a rank, and each must leave the others theirs.
+
+    Each finds its static share of what was free before it loaded (kv_cache_configurator.py:3007), with all of them loading.
+    """
     count, limit = profile.server.at_once, number(profile, "max-total-tokens")
     if count == 1:
         return
@@ -280,8 +284,9 @@ def at_once(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) -> I
                       "set it, or set server.at_once to 1")
         return
     taken = count * max(need.weights + need.pools(int(limit)) for need in needs)
-    said = f"{count} servers take up to {memory.gib(taken)} of {memory.gib(free)} free on a rank, beside graphs and contexts"
-    yield passed("server.at_once", said) if taken < free else refused("server.at_once", said, "lower it")
+    static = memory.static_bytes(profile, free)
+    said = f"{count} servers take up to {memory.gib(taken)} of the {memory.gib(static)} static on a rank, beside graphs and contexts"
+    yield passed("server.at_once", said) if taken < static else refused("server.at_once", said, "lower it, or raise mem-fraction-static")
 
 
 def room(profile: Profile, needs: memory.ArmMemory, arm: Arm, free: int, longest_prompt: int) -> Check:

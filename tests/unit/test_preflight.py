@@ -6,6 +6,7 @@ from workbench import flags, memory, pair_rules, preflight, tensors
 from workbench import profile as profiles
 from workbench.arms import Arm
 from workbench.pair import read
+from workbench.schedule import with_control
 
 FREE = 8 << 30
 
@@ -382,3 +383,21 @@ def test_maps_are_read_from_whichever_file_holds_them(tmp_path):
         write(tmp_path / name, DRAFT, sizes, values)
         (tmp_path / name / "model.safetensors").rename(tmp_path / "draft" / f"model-{name}.safetensors")
     assert (tmp_path / "draft" / "config.json").read_text() == config and statuses(tmp_path) == {"passed"}
+
+
+def test_float32_is_for_the_cpu_engine(tmp_path):
+    write_pair(tmp_path)
+    half, full = ({"flags": {"dtype": dtype, "max-total-tokens": 1024}} for dtype in ("bfloat16", "float32"))
+    assert found(tmp_path, "server.flags.dtype", engine="cuda", server=half).status == "passed"
+    refusal = found(tmp_path, "server.flags.dtype", engine="cuda", server=full)
+    assert refusal.status == "refused" and "no RMSNorm on GPUs" in refusal.detail
+    assert found(tmp_path, "server.flags.dtype", server={"flags": {"max-total-tokens": 1024}}).status == "passed"
+
+
+@pytest.mark.parametrize(("count", "status"), [(2, "passed"), (3, "refused")])
+def test_servers_that_load_together_leave_each_other_the_share_that_sglang_keeps_free(count, status):
+    # With the control 3 x 43.6 GiB, less than the 139.8 free and more than 0.9 of them, which is where a third server died on two H200.
+    chosen = profiles.load("h200-x2-kimi-mini-mla", {"at_once": count})
+    arms = [Arm.parse(name) for name in with_control(chosen.plan.arms)]
+    [check] = [c for c in preflight.check(chosen, arms, free_bytes=150109945856) if c.name == "server.at_once"]
+    assert check.status == status and f"{count} servers take up to" in check.detail
