@@ -267,10 +267,8 @@ def test_a_stray_server_that_answers_like_ours_is_never_measured(tmp_path, monke
     stray.server_close()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("times", [10, 100])
+@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.long)])
 def test_starts_and_stops_of_real_servers_leave_counts_as_they_were(times, tmp_path):
-    """Ten of a stand-in are in CI: tests/unit/test_keeper.py."""
     tiny, seen, own = profile.load("cpu-tiny", {"tp": 1}), [], psutil.Process()
     for number in range(times):
         with server.serve(tiny, Arm.parse("none"), tmp_path / f"{number}.log") as up:

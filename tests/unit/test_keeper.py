@@ -147,24 +147,6 @@ def test_a_full_disk_does_not_keep_a_keeper_from_its_work(tmp_path):
     assert keeper.account(said)["left"] == [] and keeper.processes("full") == []
 
 
-def counts() -> dict[str, int]:
-    own = psutil.Process()
-    return {"processes": len(own.children(recursive=True)), "threads": threading.active_count(), "files": own.num_fds(),
-            "workers": sum((p.info["cmdline"] or [""])[-1] == REST for p in psutil.process_iter(["cmdline"]))}
-
-
-def test_ten_starts_and_stops_leave_counts_as_they_were(tmp_path):
-    """A stand-in for servers: real ones, a hundred times, by -m long."""
-    seen = []
-    for number in range(11):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        kept_by, _ = tree(folder, f"stand-in-{number}", without="deaf")      # which takes a second to end
-        server._release([kept_by], server.Launch(f"stand-in-{number}", 1, (), None))
-        seen.append(counts())
-    assert seen[1:] == [seen[0]] * 10 and seen[0]["workers"] == 0, seen
-
-
 def test_an_account_is_the_last_of_its_kind():
     lines = ["x", 'keeper: {"why": "died"}', 'keeper: {"why": "released"}', "y"]
     assert keeper.account("\n".join(lines))["why"] == "released" and keeper.account("x") is None
