@@ -62,6 +62,15 @@ def thinned(table: pd.DataFrame, limit: int = MAX_ROWS) -> pd.DataFrame:
     return _with_throughput(merged.reset_index().drop(columns="bin"))
 
 
+def _output(verdict: Mapping[str, Any], arm: str) -> str:
+    """Whether an arm's answers are none's, and where some are not, how many: also where the verdict puts them down to chance."""
+    counts = [c for c in verdict.get("parity_counts") or [] if c.get("arm") == arm]
+    result, differ = (verdict.get("parity") or {}).get(arm) or "not checked", sum(c["mismatched"] for c in counts)
+    if not differ:
+        return result
+    return f"{differ} of {sum(c['compared'] for c in counts)} differ" + (", as often as chance allows" if result == "identical" else "")
+
+
 def arms(verdict: Mapping[str, Any], profile: Mapping[str, Any]) -> pd.DataFrame:
     """One row an arm, as the verdict has it; accept length counts the bonus token, accept rate is correct over proposed drafts.
 
@@ -76,7 +85,7 @@ def arms(verdict: Mapping[str, Any], profile: Mapping[str, Any]) -> pd.DataFrame
             "accept length (tokens/cycle)": number(facts.get("accept_length")), "accept rate (%)": 100 * number(facts.get("accept_rate")),
             "draft collectives (per cycle)": number((facts.get("collectives_per_round") or {}).get("draft")),
             "drafting": drafting(arm, profile) if arm else UNKNOWN,
-            "output": (verdict.get("parity") or {}).get(name) or "not checked", "attested": facts.get("attested")}
+            "output": _output(verdict, name), "attested": facts.get("attested")}
         if arm is not None and not arm.speculates:
             row |= {column: NOT_APPLICABLE for column in DRAFT_ONLY}
         rows.append(row)

@@ -19,6 +19,15 @@ def test_throughput_is_all_tokens_over_the_blocks_seconds():
     assert (row["tokens"], row["throughput (tokens/s)"], row["pair"]) == (256, 64.0, 1)
 
 
+@pytest.mark.parametrize(("result", "differ", "said"), [
+    ("identical", 0, "identical"), ("identical", 2, "2 of 24 differ, as often as chance allows"), ("differs", 6, "6 of 24 differ"),
+])
+def test_answers_that_differ_are_counted_whatever_they_are_put_down_to(result, differ, said):
+    counts = [{"arm": "own-1", "result": result, "mismatched": differ, "compared": 24, "own_mismatched": 0, "own_compared": 24}]
+    verdict = {"arms": {"own-1": {}, "shared": {}}, "parity": {"own-1": result}, "parity_counts": counts}
+    assert tables.arms(verdict, {})["output"].tolist() == [said, "not checked"]
+
+
 def test_a_block_without_duration_has_unknown_throughput():
     assert tables.blocks([block(1, "shared", 0, 0).model_copy(update={"seconds": 0.0})])["throughput (tokens/s)"].isna().all()
 

@@ -42,11 +42,14 @@ def test_a_refused_comparison_has_no_figures(name):
 
 
 @pytest.mark.parametrize("caught", [True, False])
-def test_a_corrupted_rank_that_was_not_caught_spoils_the_run(caught):
-    told = {"detected": caught, "sentence": "own-1+agreement=check, rank 1 corrupted on purpose: it served 4 rounds of requests unnoticed."}
+def test_a_corrupted_rank_that_was_caught_is_noted_and_one_that_was_not_spoils_the_run(caught):
+    told = {"detected": caught, "rank": 1, "within_s": 59.4,
+            "sentence": "own-1+agreement=check, rank 1 corrupted on purpose: it served 4 rounds of requests unnoticed."}
     planted = Finding(experiment=runlog.NEGATIVE, name="own-1+agreement=check", time="2026-01-01T00:00:00+00:00", value=told)
     verdict = judge(profile(), [*runlog.read(FIXTURES / "sound.jsonl"), planted])
     assert verdict.valid is caught and keys(verdict) == (set() if caught else {"negative_control"})
+    noted = "Negative control: own-1+agreement=check with the draft of rank 1 corrupted on purpose was caught 59 s after its start began."
+    assert (noted in verdict.notes) is caught
 
 
 def test_the_fixtures_are_what_the_script_makes_and_say_so():
