@@ -4,8 +4,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from workbench import profile, server
 
-# Tests of one of these share fixtures and go one by one in one process. They wait as much as they compute, so two cores serve three processes.
-ONE_BY_ONE = ("tests/browser/", "tests/engine/", "tests/notebooks/")
+# Their tests share fixtures and go one by one: whole runs in one process, single servers in the other.
+ONE_BY_ONE = {"tests/browser/": "runs", "tests/notebooks/": "runs", "tests/engine/": "servers"}
 
 
 @pytest.fixture(scope="session")
@@ -15,10 +15,10 @@ def imported_once():
 
 
 class Scheduling(LoadScopeScheduling):
-    """The kinds of tests that use servers or a browser begin first, and whichever process is done takes the rest singly."""
+    """The two kinds of tests that use servers begin first, and whichever process is done takes the rest singly."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((folder for folder in ONE_BY_ONE if nodeid.startswith(folder)), nodeid)
+        return next((kind for folder, kind in ONE_BY_ONE.items() if nodeid.startswith(folder)), nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
