@@ -33,7 +33,7 @@ replay: env
 	$(BIN)/workbench replay $(PROFILE) $(ARGS)
 
 # One thread for torch: tiny models gain nothing from more, and two pools that spin on two cores cost tenfold beside a server.
-# Tests that start servers go one by one in one process, the others beside them in a second one (tests/conftest.py).
+# Tests of whole runs go one by one in one process, those of servers in a second one, and the others after them (tests/conftest.py).
 test: env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
 

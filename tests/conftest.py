@@ -1,4 +1,4 @@
-"""SGLang is imported once for all tests that start servers, as it is for all servers of a run; under pytest-xdist they share one process."""
+"""SGLang is imported once for all tests that start servers, as it is for all servers of a run; under pytest-xdist in each process."""
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 

@@ -123,8 +123,7 @@ class Lab:
         if rule:
             self.find(rule.experiment, stopping.CHECKPOINTS, {"looks": list(rule.checkpoints.looks)})
         with locks.held(self.profile, self.folder) as held, servers.imported_once(self.profile), RunLog(self.folder / "runs.jsonl") as file, \
-                _gpus_given_back(self.profile, file), \
-                Pool(self.profile, self.prompts, self.folder, file, held) as pool:
+                _gpus_given_back(self.profile, file), Pool(self.profile, self.prompts, self.folder, file, held) as pool:
             while left := self.left(tasks := decide(self.records)):
                 pool.plan(tasks, [task for _, task in left])
                 if not self._measure(pool, file, left, tasks, rule):

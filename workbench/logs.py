@@ -44,7 +44,7 @@ def first_failure(path: Path) -> str | None:
         return ours.removeprefix("draft-tp: ")
     # Helper threads trace harmless failures (a warm-up call before the port is open); what ends a rank says so (scheduler.py:6373).
     ends = (f"hit an exception: {_TRACEBACK}", _TRACEBACK)
-    begin = next((i for words in ends for i, line in enumerate(lines) if words in line and not _passed_over(lines[max(0, i - 3):i])), None)
+    begin = next((i for words in ends for i, line in enumerate(lines) if words in line and not _passed_over(lines[:i])), None)
     if begin is None:
         return None
     stamp = _STAMP.match(lines[begin])
@@ -61,8 +61,8 @@ def first_failure(path: Path) -> str | None:
 
 def _passed_over(before: Sequence[str]) -> bool:
     """Whether the traceback under these lines is of a failure that its server passed over, or belongs to the one above it."""
-    said = [line for line in before[-3:] if line.strip()][-1:]
-    return bool(said) and (said[0].endswith(_HARMLESS) or bool(_CHAINED.search(said[0])))
+    above = next((line for line in reversed(before) if line.strip()), "")
+    return above.endswith(_HARMLESS) or bool(_CHAINED.search(above))
 
 
 def answering(path: Path) -> bool:

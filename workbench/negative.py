@@ -13,7 +13,7 @@ from workbench.arms import Arm
 from workbench.errors import Hung, ServerFailed
 from workbench.lab import Lab
 from workbench.profile import Profile
-from workbench.runlog import NEGATIVE, Finding
+from workbench.runlog import NEGATIVE, negative_controls
 
 READY_WITHIN_S, TOKEN_WITHIN_S = 200.0, 20.0     # a hang is what is expected here, so it is waited for no longer than it takes to tell
 DISAGREED = "drafted another tree than rank 0"   # of workbench/engine/agreement.py, which imports torch
@@ -51,7 +51,7 @@ def arms(profile: Profile) -> list[Arm]:
 
 def known(lab: Lab) -> dict[str, dict[str, Any]]:
     """{arm: what its corrupted rank did}, from the log."""
-    return {r.name: r.value for r in lab.records if isinstance(r, Finding) and r.experiment == NEGATIVE}
+    return {r.name: r.value for r in negative_controls(lab.records)}
 
 
 def missing(lab: Lab) -> list[Arm]:

@@ -24,7 +24,11 @@ TRACES = "traces"      # in a run's folder: one folder an arm
 
 
 class Pool:
-    """The servers in use: each kept while it holds the next block's arm in the same start group, else replaced by the next ones of the plan."""
+    """The servers in use: each kept while it holds the next block's arm in the same start group, else replaced by the next ones of the plan.
+
+    A context manager, at whose end all of them end. folder: of the run; file: its log, open; held: descriptors of the locks on GPUs, which the
+    servers' keepers hold on to.
+    """
 
     def __init__(self, profile: Profile, prompts: Sequence[Mapping[str, Any]], folder: Path, file: RunLog, held: Sequence[int] = ()):
         self.profile, self.prompts, self.folder, self.file, self.held = profile, prompts, folder, file, held

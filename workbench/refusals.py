@@ -10,7 +10,7 @@ from workbench.arms import Arm
 from workbench.errors import BadInput
 from workbench.measures import Run
 from workbench.profile import Speculation
-from workbench.runlog import NEGATIVE, Block, Finding, Request
+from workbench.runlog import Block, Request, negative_controls
 
 BROKEN_PAIR = (1.00, 1.05)   # accept length of a draft that guesses at random (field reports F9, F10, F16)
 ACCEPT_TOLERANCE = 0.02      # of the accept length: sums in another order move it by less, faults by more (F20, F23)
@@ -47,7 +47,7 @@ def find(run: Run) -> list[Refusal]:
 
 def _uncaught(run: Run) -> list[Refusal]:
     """A corrupted rank that nobody noticed: then nothing says that the other servers' ranks drafted alike."""
-    missed = [r for r in run.records if isinstance(r, Finding) and r.experiment == NEGATIVE and not r.value["detected"]]
+    missed = [r for r in negative_controls(run.records) if not r.value["detected"]]
     return [Refusal("negative_control", r.value["sentence"], experiment) for r in missed for experiment in run.experiments]
 
 

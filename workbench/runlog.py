@@ -4,6 +4,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -144,6 +145,11 @@ _LINE: TypeAdapter[Line] = TypeAdapter(Line)
 def parse(data: Any) -> Line:
     """A record from its plain data."""
     return _LINE.validate_python(data)
+
+
+def negative_controls(records: Iterable[Line]) -> list[Finding]:
+    """What servers with a corrupted rank did (workbench/negative.py), in the log's order."""
+    return [r for r in records if isinstance(r, Finding) and r.experiment == NEGATIVE]
 
 
 def now() -> str:

@@ -12,7 +12,7 @@ from workbench.measures import METRICS, Run
 from workbench.parity import Parity
 from workbench.profile import Profile
 from workbench.refusals import Refusal
-from workbench.runlog import NEGATIVE, Block, Finding, Line
+from workbench.runlog import Block, Line, negative_controls
 from workbench.stats import LEVEL
 from workbench.sweeps import is_sweep
 
@@ -205,8 +205,7 @@ def _notes(run: Run, reasons: Sequence[Refusal], answers: dict[str, dict[str, Pa
     notes += [f"{experiment}: {p.sentence}" for experiment, found in answers.items() for p in found.values()
               if p.result == "differs" and not p.owed]
     notes += [f"Negative control: {f.name} with the draft of rank {f.value['rank']} corrupted on purpose was caught "
-              f"{f.value['within_s']:.0f} s after its start began." for f in run.records
-              if isinstance(f, Finding) and f.experiment == NEGATIVE and f.value["detected"]]
+              f"{f.value['within_s']:.0f} s after its start began." for f in negative_controls(run.records) if f.value["detected"]]
     return tuple(notes)
 
 
