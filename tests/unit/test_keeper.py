@@ -18,6 +18,8 @@ import pytest
 from workbench import keeper, server
 from workbench.profile import ROOT, Node
 
+# A server is found by its name, so that it is another's in each process of these tests, which go side by side.
+NAME = f"stand-in-{os.getpid()}"
 # A launcher with workers that rename themselves, leave the session, ignore SIGTERM, lose their parent and their environment, or stand still.
 REST = "import time; time.sleep(600)     # a worker at rest"
 WORKERS = {
@@ -39,7 +41,7 @@ time.sleep(600)
 """
 
 
-def tree(folder: Path, name: str = "stand-in", without: str = "") -> tuple[subprocess.Popen, Path]:
+def tree(folder: Path, name: str = NAME, without: str = "") -> tuple[subprocess.Popen, Path]:
     """A keeper over the stand-in, once all of it is there."""
     log, codes = folder / "server.log", [code for worker, code in WORKERS.items() if worker != without]
     kept_by = server._keep(name, server.Part(Node(name="here"), (sys.executable, "-c", TREE, REST, *codes), {}, server.free_port()), log)
@@ -77,7 +79,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 def test_every_process_ends_whatever_it_did_to_itself_and_the_account_is_in_the_log(tmp_path):
     kept_by, log = tree(tmp_path)
     there = family(kept_by.pid)
-    assert len(keeper.processes("stand-in")) >= len(WORKERS)            # the renamed one too; the one without environment is not among them
+    assert len(keeper.processes(NAME)) >= len(WORKERS)            # the renamed one too; the one without environment is not among them
     said, _ = kept_by.communicate(timeout=30)
     assert gone(there) and kept_by.returncode == 0
     told = keeper.account(said)
@@ -110,11 +112,11 @@ def test_a_keeper_that_is_told_to_end_ends_its_server_first(number, tmp_path):
 
 def test_a_keeper_that_is_killed_takes_the_launcher_along_and_the_rest_is_ended_by_its_starter(tmp_path, caplog):
     kept_by, log = tree(tmp_path)
-    there, marked, launcher = family(kept_by.pid), keeper.processes("stand-in"), psutil.Process(kept_by.pid).children()[0]
+    there, marked, launcher = family(kept_by.pid), keeper.processes(NAME), psutil.Process(kept_by.pid).children()[0]
     kept_by.kill()
     kept_by.wait()
     until(lambda: gone([launcher]))
-    server._release([kept_by], server.Launch("stand-in", 1, (), None))
+    server._release([kept_by], server.Launch(NAME, 1, (), None))
     assert gone(marked) and keeper.account(log.read_text()) is None
     assert "was ended before its server" in caplog.text
     for unmarked in set(there) - set(marked):       # without its environment and without a keeper nobody knows whose it was
@@ -123,7 +125,7 @@ def test_a_keeper_that_is_killed_takes_the_launcher_along_and_the_rest_is_ended_
 
 
 def test_a_server_that_dies_by_itself_is_told(tmp_path):
-    kept_by = server._keep("dies", server.Part(Node(name="here"), (sys.executable, "-c", "raise SystemExit(7)"), {}), tmp_path / "log")
+    kept_by = server._keep(NAME, server.Part(Node(name="here"), (sys.executable, "-c", "raise SystemExit(7)"), {}), tmp_path / "log")
     kept_by.wait(30)
     said = kept_by.stdout.read()
     assert {k: v for k, v in keeper.account(said).items() if k in ("why", "status", "left")} == {"why": "died", "status": 7, "left": []}
@@ -134,16 +136,16 @@ def test_a_port_that_somebody_else_holds_is_told(tmp_path):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        kept_by = server._keep("beside", server.Part(Node(name="here"), (sys.executable, "-c", ""), {}, port), tmp_path / "log")
+        kept_by = server._keep(NAME, server.Part(Node(name="here"), (sys.executable, "-c", ""), {}, port), tmp_path / "log")
         said, _ = kept_by.communicate(timeout=30)
     assert keeper.account(said)["port_free"] is False
 
 
 def test_a_full_disk_does_not_keep_a_keeper_from_its_work(tmp_path):
-    kept_by = server._keep("full", server.Part(Node(name="here"), (sys.executable, "-c", "import time; time.sleep(600)"), {}), Path("/dev/full"))
-    until(lambda: keeper.processes("full"))
+    kept_by = server._keep(NAME, server.Part(Node(name="here"), (sys.executable, "-c", "import time; time.sleep(600)"), {}), Path("/dev/full"))
+    until(lambda: keeper.processes(NAME))
     said, _ = kept_by.communicate(timeout=30)
-    assert keeper.account(said)["left"] == [] and keeper.processes("full") == []
+    assert keeper.account(said)["left"] == [] and keeper.processes(NAME) == []
 
 
 def test_an_account_is_the_last_of_its_kind():

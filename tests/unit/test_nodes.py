@@ -1,4 +1,5 @@
 """Nodes: how a server's parts are started on each, which groups would straddle them, and what is refused before anything starts."""
+import os
 import sys
 import time
 
@@ -12,6 +13,9 @@ from workbench.errors import BadInput, ServerFailed
 from workbench.profile import ROOT, Node
 from workbench.runlog import NodeStart, Start
 from workbench.server import Part
+
+# In each process of these tests another server's.
+FAR = f"far-server-{os.getpid()}"
 
 
 def spread(given, **changes) -> profile.Profile:
@@ -109,7 +113,7 @@ def test_a_node_is_reached_by_one_shell_command_and_its_keeper_ends_with_the_pip
     """A part behind a connection that takes a shell command, as ssh does, here sh itself; the environment and quotes arrive."""
     far = Node(name="far", reach=("sh", "-c"))
     code = "import os, sys, time; print(os.environ['ODD'], sys.argv[1], flush=True); time.sleep(600)"
-    kept = server._keep("far-server", Part(far, (sys.executable, "-c", code, "a 'quoted' $word"), {"ODD": "it's \"odd\" $HOME"}), tmp_path / "log")
+    kept = server._keep(FAR, Part(far, (sys.executable, "-c", code, "a 'quoted' $word"), {"ODD": "it's \"odd\" $HOME"}), tmp_path / "log")
     until = time.monotonic() + 30
     while not (tmp_path / "log").exists() or not (tmp_path / "log").read_text():
         assert time.monotonic() < until and kept.poll() is None
@@ -117,7 +121,7 @@ def test_a_node_is_reached_by_one_shell_command_and_its_keeper_ends_with_the_pip
     assert (tmp_path / "log").read_text() == "it's \"odd\" $HOME a 'quoted' $word\n"
     said, _ = kept.communicate(timeout=30)
     assert keeper.account(said)["left"] == [] and kept.returncode == 0
-    assert keeper.processes("far-server") == []
+    assert keeper.processes(FAR) == []
 
 
 def test_a_node_that_dies_ends_the_server_with_its_own_log(tmp_path, monkeypatch):
@@ -125,12 +129,12 @@ def test_a_node_that_dies_ends_the_server_with_its_own_log(tmp_path, monkeypatch
     waits = (sys.executable, "-c", "import time; time.sleep(600)")
     fails = (sys.executable, "-c", "raise SystemExit('draft-tp: the second node failed')")
     parts = tuple(Part(node, command, {}) for node, command in zip(spread(2).nodes, (waits, fails)))
-    monkeypatch.setattr(server, "plan", lambda *_, **__: server.Launch("dying", 1, parts, None))
+    monkeypatch.setattr(server, "plan", lambda *_, **__: server.Launch(FAR, 1, parts, None))
     with pytest.raises(ServerFailed, match="died while starting: the second node failed"):
         with server.serve(spread(2), Arm("shared"), tmp_path / "x.log"):
             pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x-node-1.log", "x.log"]
-    assert keeper.processes("dying") == []
+    assert keeper.processes(FAR) == []
 
 
 def test_the_report_names_the_nodes():
