@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from workbench.engine.orders import SHARED_MEMORY
+
 if TYPE_CHECKING:
     from workbench.lab import Lab
     from workbench.profile import Profile
@@ -106,14 +108,20 @@ def _nccl(name: str, about: str, environment: Mapping[str, str], *rules: Rule) -
                    {"disable-custom-all-reduce": True}, rules, {"custom": False})
 
 
+def _gloo(name: str, about: str, environment: Mapping[str, str], *rules: Rule) -> Setting:
+    """A setting of Gloo, which ranks of one machine go past by memory they share (engine/cpu/shared.py), so that is off."""
+    return Setting(f"gloo-{name}", "cpu", f"{about} Shared memory is off, so that every collective is Gloo's.",
+                   {SHARED_MEMORY: "off", **environment}, {}, rules, {"shared_memory": False})
+
+
 _MULTICAST = _unset("NCCL_NVLS_ENABLE", "0"), _unset("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
 SETTINGS: dict[str, Setting] = {s.name: s for s in (
+    _gloo("plain", "Gloo chooses everything itself.", {}),
     # Gloo takes one device from each name in its variable, each with a thread of its own, and its contexts take turns (torch's
     # ProcessGroupGloo). Without the variable it uses the interface that the host's own name resolves to.
-    Setting("gloo-lo", "cpu", "Gloo talks over the loopback interface (GLOO_SOCKET_IFNAME).", {"GLOO_SOCKET_IFNAME": "lo"},
-            rules=(_interface("lo"),)),
-    Setting("gloo-lo-x2", "cpu", "Gloo talks over two devices of the loopback interface in turn, each with a thread of its own.",
-            {"GLOO_SOCKET_IFNAME": "lo,lo"}, rules=(_interface("lo"),)),
+    _gloo("lo", "Gloo talks over the loopback interface (GLOO_SOCKET_IFNAME).", {"GLOO_SOCKET_IFNAME": "lo"}, _interface("lo")),
+    _gloo("lo-x2", "Gloo talks over two devices of the loopback interface in turn, each with a thread of its own.",
+          {"GLOO_SOCKET_IFNAME": "lo,lo"}, _interface("lo")),
     # NCCL's variables: docs.nvidia.com/deeplearning/nccl/user-guide, "Environment Variables". LL128 is left out: forced where the hardware
     # does not order its stores it corrupts data, and NCCL takes it by itself where it is safe.
     _nccl("plain", "NCCL chooses everything itself.", {}),

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import pandas as pd
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from workbench import logs
+from workbench.engine.orders import SHARED_MEMORY
 from workbench.errors import BadInput, WorkbenchError
 from workbench.flags import flag
 from workbench.profile import ROOT, Profile
@@ -33,13 +35,13 @@ PROGRAM = (sys.executable, "-m", "workbench.engine.measure")
 FOLDER = ROOT / "outputs" / "machines"
 DEADLINE_S = 300            # on an idle machine less than two minutes are taken, half of one by the first import of SGLang
 # Settings of a server that change what a collective takes. Debugging output does not, or should not.
-_CHANGE_LATENCIES = re.compile(r"NCCL_(?!DEBUG)|TORCH_SYMM_MEM_|SGLANG_\w*CUSTOM_ALL_REDUCE")
+_CHANGE_LATENCIES = re.compile(r"NCCL_(?!DEBUG)|TORCH_SYMM_MEM_|SGLANG_\w*CUSTOM_ALL_REDUCE|" + SHARED_MEMORY)
 
 
 @dataclass(frozen=True)
 class Latency:
-    """What one collective takes, by size. kind: all_reduce, all_gather or broadcast; backend: nccl, custom (SGLang's own all-reduce) or
-    gloo; ranks: of the group; graph: inside a CUDA graph. points: (bytes of one rank's input, seconds on the slowest rank), by size; where
+    """What one collective takes, by size. kind: all_reduce, all_gather or broadcast; backend: nccl, custom (SGLang's own all-reduce), gloo
+    or shared (memory of a CPU's ranks); ranks: of the group; graph: inside a CUDA graph. points: (bytes of one rank's input, seconds on the slowest rank), by size; where
     there are none, why says so, and unused that SGLang does without it here.
     """
 
@@ -161,7 +163,7 @@ def name_of(profile: Profile) -> str:
     Raises: BadInput when the profile is for GPUs and fewer than its ranks are visible.
     """
     if profile.engine == "cpu":
-        devices = f"cpu {len(os.sched_getaffinity(0))} cores"
+        devices = f"cpu {len(os.sched_getaffinity(0))} cores {platform.machine()}"
     else:
         found = _gpus({**os.environ, **profile.server.environment}.get("CUDA_VISIBLE_DEVICES"))
         if len(found) < profile.tp:

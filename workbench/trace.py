@@ -23,7 +23,7 @@ BETWEEN = "between stages"
 CYCLE = ("draft", "verify", "draft_extend", "decode", "outside", BETWEEN)
 # By what kernels of CUDA libraries, of SGLang and of torch (on the CPU: its operators) are called.
 _NAMES = (
-    ("collective", re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|multimem|lamport|^gloo:|^c10d::", re.I)),
+    ("collective", re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|multimem|lamport|^(gloo|shared):|^c10d::", re.I)),
     ("attention", re.compile(r"attn|attention|flash(?!infer)|With(Paged|Ragged)KV|fmha|mla_|_fwd_(grouped_)?kernel|"
                              r"softmax_reducev|merge_state", re.I)),
     ("matrix", re.compile(r"gemm|gemv|matmul|cutlass|cublas|nvjet|splitk|xmma|fused_moe|marlin|dot_kernel|aten::(mm|addmm|bmm|linear)$",
@@ -93,7 +93,7 @@ def read(path: Path | str) -> Trace:
         thread = threads.setdefault((event.get("pid"), event.get("tid")), len(threads))
         if category in ("cuda_runtime", "cuda_driver"):
             launches.add(begin, end, 0, correlation, thread)
-        elif category == "cpu_op" or name.startswith("gloo:"):
+        elif category == "cpu_op" or name.startswith(("gloo:", "shared:")):
             operators.add(begin, end, _kind(name), -1, thread)
         elif (stage := _stage(name)) is not None:
             spans.append((thread, begin, end, stage))
@@ -170,7 +170,7 @@ def _trace(path: Path, work: _Columns, launches: _Columns | None, periods: list[
     order = np.argsort(np.array(work.begin), kind="stable")
     begin, end, kind = (np.array(column)[order] for column in (work.begin, work.end, work.kind))
     if launches is None:
-        called, launched, thread = begin, begin, None       # an operator runs where it is called; gloo's threads serve the stage that waits
+        called, launched, thread = begin, begin, None       # an operator runs where it is called; Gloo's threads serve the stage that waits
         first = np.ones(len(begin), dtype=bool)
     else:
         correlation, ids = np.array(work.correlation)[order], np.array(launches.correlation)

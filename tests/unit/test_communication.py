@@ -51,7 +51,7 @@ def test_what_is_not_known_is_tried():
 
 
 def test_the_cpu_engine_has_gloo():
-    assert communication.choose(Facts("cpu", 2, interfaces=("lo", "eth0"))) == (("gloo-lo", "gloo-lo-x2"), {})
+    assert communication.choose(Facts("cpu", 2, interfaces=("lo", "eth0"))) == (("gloo-plain", "gloo-lo", "gloo-lo-x2"), {})
     assert communication.choose(Facts("cpu", 2))[1]["gloo-lo"] == "there is no network interface lo"
     assert communication.choose(Facts("cpu", 1, interfaces=("lo",)))[1]["gloo-lo"] == "one rank talks to nobody"
     assert communication.choose(Facts("cpu", 2, interfaces=("lo",)), ("nccl-ring",))[1] == {"nccl-ring": "it is for the cuda engine"}
@@ -81,6 +81,11 @@ def test_a_setting_that_is_not_in_force_is_a_fault():
     assert "rank 1 runs with SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=None" in communication.faults("pcie-ipc", said(pcie_ipc=True))[0]
     assert communication.faults("nccl-ring", [{"rank": 0}])[0] == "rank 0 runs with NCCL_ALGO=None where nccl-ring needs allreduce:ring"
     assert communication.faults(None, said()) == []
+    # Memory that the ranks share would go past Gloo.
+    off = {"environment": {"DRAFT_TP_SHARED_MEMORY": "off"}, "shared_memory": False}
+    assert communication.faults("gloo-plain", [{"rank": 0, "communication": off}]) == []
+    assert communication.faults("gloo-plain", [{"rank": 0, "communication": off | {"shared_memory": True}}]) == [
+        "rank 0 runs with the shared_memory communicator under gloo-plain"]
 
 
 def test_preflight_refuses_a_setting_of_another_machine():

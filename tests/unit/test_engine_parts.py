@@ -4,9 +4,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from workbench.engine import agreement, counting, placement
+from workbench.engine import agreement, counting, hooks, placement
 from workbench.engine.counting import Counters
-from workbench.engine.hooks import Refused
+from workbench.engine.hooks import Hook, Refused
 from workbench.engine.orders import Draft, Orders, Placement
 
 
@@ -22,6 +22,15 @@ def test_orders_survive_the_environment():
 def test_arms_share_a_draft_where_group_and_number_are_equal():
     arms = Placement("shared"), Placement("own-1", 1), Placement("own-1+steps=2", 1, steps=2), Placement("shared#2", number=2), Placement("own-2", 2)
     assert Orders(arms=arms).drafts == (Draft(), Draft(1), Draft(None, 2), Draft(2))
+
+
+def test_of_two_hooks_around_one_target_the_earlier_is_outside():
+    def adds(word):
+        return lambda original, *args: f"{word}({original(*args)})"
+
+    given = Hook("a.B.c", adds("first"), ("self",)), Hook("a.B.d", adds("other"), ()), Hook("a.B.c", adds("second"), ("self",)), Hook("a.B.c", print, (), "after")
+    joined = {(hook.target, hook.kind): hook.function for hook in hooks._joined(given)}
+    assert len(joined) == 3 and joined["a.B.c", "around"](str, 5) == "first(second(5))" and joined["a.B.d", "around"](str, 5) == "other(5)"
 
 
 @pytest.mark.parametrize(("size", "groups"), [(1, [[0], [1], [2], [3]]), (2, [[0, 1], [2, 3]]), (4, [[0, 1, 2, 3]])])

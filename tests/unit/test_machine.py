@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from tiny_models import profile as tiny_profile
 from tiny_models import write_pair
 
 from workbench import machine as machines
+from workbench.engine.cpu import shared
+from workbench.engine.orders import SHARED_MEMORY
 from workbench.errors import BadInput, WorkbenchError
 from workbench.machine import Latency, Machine, latencies, load, measure, name_of, of, rates, save, unmeasured
 
@@ -93,7 +96,7 @@ def test_names_tell_apart_what_changes_latencies(profile, monkeypatch):
     for key in [key for key in os.environ if key.startswith(("NCCL_", "TORCH_SYMM_MEM_", "SGLANG_"))]:
         monkeypatch.delenv(key)
     cores = len(os.sched_getaffinity(0))
-    assert name_of(profile) == f"2-ranks-cpu-{cores}-cores"
+    assert name_of(profile) == f"2-ranks-cpu-{cores}-cores-{platform.machine()}"
     gpu = profile.model_copy(update={"engine": "cuda"})
     monkeypatch.setattr(machines, "_gpus", lambda visible: ["NVIDIA H200"] * 4)
     assert name_of(gpu) == "2-ranks-nvidia-h200"
@@ -111,12 +114,14 @@ def test_gpus_that_are_not_here_are_not_measured(profile, monkeypatch):
         name_of(profile.model_copy(update={"engine": "cuda"}))
 
 
-def test_the_cpu_is_measured_by_real_processes_and_used_again(profile, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("environment", "backend"), [({}, "shared" if shared.usable({}) else "gloo"), ({SHARED_MEMORY: "off"}, "gloo")])
+def test_the_cpu_is_measured_by_real_processes_and_used_again(environment, backend, profile, tmp_path, monkeypatch):
+    profile = profile.model_copy(update={"server": profile.server.model_copy(update={"environment": environment})})
     found = of(profile, tmp_path / "machines")
     assert (found.engine, found.ranks, found.name) == ("cpu", 2, name_of(profile))
     assert 1e7 < found.copy_bytes_per_s < 1e12 and 1e7 < found.matrix_ops_per_s < 1e13 and 0 < found.launch_s < 1e-2
     assert {(t.kind, t.backend, t.ranks, t.graph) for t in found.latencies} == {
-        (kind, "gloo", 2, False) for kind in ("all_reduce", "all_gather", "broadcast")}
+        (kind, backend, 2, False) for kind in ("all_reduce", "all_gather", "broadcast")}
     assert all(0 < seconds < 1 for t in found.latencies for _, seconds in t.points)
     assert found.graph_launch_s is None and found.thin_bytes_per_s > 1e6 and found.unknown == {} and found.seconds > 0
 
@@ -153,7 +158,7 @@ if __name__ == "__main__":
     measure.main()
 """)
     monkeypatch.setattr(machines, "PROGRAM", (sys.executable, str(script)))
-    found = measure("cpu", 2, name="faulty", environment={"PYTHONPATH": str(machines.ROOT)})
+    found = measure("cpu", 2, name="faulty", environment={"PYTHONPATH": str(machines.ROOT), SHARED_MEMORY: "off"})
     by_kind = {t.kind: t for t in found.latencies}
     assert len(by_kind["all_reduce"].points) == 2 and by_kind["all_reduce"].why == "" and found.copy_bytes_per_s > 0 and found.unknown == {}
     assert by_kind["all_gather"].points == () and by_kind["all_gather"].why == "RuntimeError: no such transport (rank 0)"

@@ -10,9 +10,9 @@ from workbench.engine import held, placement
 from workbench.engine.control import Control
 from workbench.engine.counting import Counters
 from workbench.engine.hooks import SGLANG, Hook, Refused
-from workbench.engine.orders import Orders
+from workbench.engine.orders import SHARED_MEMORY, Orders
 
-_STEERING = ("NCCL_", "GLOO_", "SGLANG_ENABLE_PCIE_IPC", "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE")
+_STEERING = ("NCCL_", "GLOO_", SHARED_MEMORY, "SGLANG_ENABLE_PCIE_IPC", "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE")
 _PIECE = 1 << 24        # elements: 128 MiB in float64
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController."
 
@@ -40,7 +40,7 @@ def _rank(scheduler, orders: Orders) -> dict:
 
     target = placement.target_group()
     mine = {"rank": target.rank_in_group, "node": get_server_args().node_rank, "target_ranks": list(target.ranks), "placements": [],
-            "memory": held.target(scheduler.tp_worker.model_runner) | {"device": held.device()}, "communication": _communication(target)}
+            "memory": held.target(scheduler.tp_worker.model_runner) | {"device": held.device()}, "communication": _communication(target, orders.cpu)}
     if scheduler.draft_worker is not None:
         drafts = scheduler.draft_worker.drafts if orders.hot else {orders.arms[0].draft: scheduler.draft_worker._draft_worker}
         facts = {draft: _draft(worker, next(p.arm for p in orders.arms if p.draft == draft))
@@ -50,15 +50,19 @@ def _rank(scheduler, orders: Orders) -> dict:
     return mine
 
 
-def _communication(group) -> dict:
+def _communication(group, cpu: bool) -> dict:
     """What the target's group talks through (distributed/parallel_state.py:440), and the variables that steer it."""
+    if cpu:
+        from workbench.engine.cpu import shared
+
     def usable(communicator) -> bool:
         return communicator is not None and not getattr(communicator, "disabled", False)
 
     return {"environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(_STEERING)},
             "nccl": usable(group.pynccl_comm), "custom": usable(group.ca_comm), "pcie_ipc": usable(group.pcie_ipc_comm),
             # Off outside of graphs by itself (device_communicators/pymscclpp.py), so its presence counts.
-            "mscclpp": group.pymscclpp_comm is not None, "torch_symm_mem": usable(group.torch_symm_mem_comm)}
+            "mscclpp": group.pymscclpp_comm is not None, "torch_symm_mem": usable(group.torch_symm_mem_comm),
+            "shared_memory": cpu and shared.of(group) is not None}
 
 
 def _draft(worker, arm: str) -> dict:

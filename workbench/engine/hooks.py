@@ -1,12 +1,13 @@
 """Hooks that are in force or stop the server: SGLang only logs a hook that it cannot apply (plugins/hook_registry.py:144)."""
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pkgutil
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 SGLANG = "0.5.23"
@@ -30,11 +31,12 @@ class Hook:
 def install(hooks: Iterable[Hook]) -> tuple[str, ...]:
     """Register and apply the hooks by SGLang's plugin mechanism and make sure that each is in force; returns their targets.
 
+    Of two around one target the earlier is outside: SGLang would have it inside, and warns of both.
     Raises: Refused for another SGLang release, a missing target, a changed signature, or a hook that was not applied.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    hooks = tuple(hooks)
+    hooks = _joined(hooks)
     found = version("sglang")
     if found != SGLANG:
         raise Refused(f"this workbench patches SGLang {SGLANG} and found {found}: install sglang=={SGLANG}")
@@ -47,6 +49,21 @@ def install(hooks: Iterable[Hook]) -> tuple[str, ...]:
         if not hasattr(_resolve(hook.target), "__wrapped__"):
             raise Refused(f"the hook on {hook.target} was not applied: see the log above for SGLang's reason")
     return tuple(dict.fromkeys(hook.target for hook in hooks))
+
+
+def _joined(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
+    joined: dict[tuple, Hook] = {}
+    for hook in hooks:
+        key = (hook.target,) if hook.kind == "around" else (hook.target, hook.kind, hook.function)
+        joined[key] = replace(joined[key], function=_around(joined[key].function, hook.function)) if key in joined else hook
+    return tuple(joined.values())
+
+
+def _around(outer: Callable, inner: Callable) -> Callable:
+    def both(original, *args, **kwargs):
+        return outer(functools.partial(inner, original), *args, **kwargs)
+
+    return both
 
 
 def _resolve(target: str) -> Callable:

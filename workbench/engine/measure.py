@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes
 
+from workbench.engine.cpu import shared
+
 KIB, MIB = 1 << 10, 1 << 20
 NOT_REACHED = "not reached"
 
@@ -155,10 +157,8 @@ def _captured(call: Callable[[], object], calls: int, stream: torch.cuda.Stream 
 class Gloo:
     """Collectives of one group on the CPU: without SGLang's compiled kernels its GroupCoordinator calls these (parallel_state.py:698)."""
 
-    def __init__(self, groups: list[list[int]]):
-        made = [dist.new_group(ranks) for ranks in groups]
-        mine = next(i for i, ranks in enumerate(groups) if dist.get_rank() in ranks)
-        self.group, self.first, self.world_size = made[mine], groups[mine][0], len(groups[mine])
+    def __init__(self, group: dist.ProcessGroup):
+        self.group, self.first, self.world_size = group, dist.get_global_rank(group, 0), dist.get_world_size(group)
 
     def all_reduce(self, x: torch.Tensor) -> None:
         dist.all_reduce(x, group=self.group)
@@ -173,7 +173,7 @@ class Gloo:
 def collectives(clock: Clock, device: torch.device, ranks: int, custom: bool) -> Iterator[Input]:
     """Latency by size for each group size, kind, back end and (on GPUs) with and without a CUDA graph. SGLang's own all-reduce comes last:
     it compiles kernels and maps memory of other processes."""
-    backends = ("nccl", *(["custom"] if custom else [])) if clock.cuda else ("gloo",)
+    backends = ("nccl", *(["custom"] if custom else [])) if clock.cuda else ("shared",) if shared.usable() else ("gloo",)
     for backend in backends:
         for size in (n for n in range(2, ranks + 1) if ranks % n == 0):
             group = _once(functools.partial(_communicator, backend, [list(range(first, first + size)) for first in range(0, ranks, size)]))
@@ -206,8 +206,10 @@ def _communicator(backend: str, groups: list[list[int]]) -> Any:
 
     Raises: Unused where SGLang goes on without custom all-reduce (parallel_state.py:515), with what it says about that.
     """
-    if backend == "gloo":
-        return Gloo(groups)
+    if backend in ("gloo", "shared"):
+        made = [dist.new_group(ranks) for ranks in groups]
+        mine = next(group for group, ranks in zip(made, groups) if dist.get_rank() in ranks)
+        return Gloo(mine) if backend == "gloo" else shared.Ranks(mine)
     from sglang.srt.distributed import parallel_state
 
     said = _Warnings()

@@ -6,6 +6,7 @@ import os
 from dataclasses import asdict, dataclass, fields
 
 VARIABLE = "DRAFT_TP_ORDERS"
+SHARED_MEMORY = "DRAFT_TP_SHARED_MEMORY"        # off: ranks on a CPU talk through gloo alone (engine/cpu/shared.py)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ def _process_hooks() -> list[Hook]:
 
 
 def _cpu_hooks() -> list[Hook]:
+    from workbench.engine.cpu import shared
     from workbench.engine.cpu.backend import last_loc_in_torch, nothing_to_wait_for, spec_extras_in_torch
 
     def without_nccl(*args, **kwargs):
@@ -70,6 +71,7 @@ def _cpu_hooks() -> list[Hook]:
         return args, {**kwargs, "use_pynccl": False}
 
     return [
+        *shared.hooks(),
         Hook("sglang.srt.mem_cache.allocation.get_last_loc", last_loc_in_torch,
              ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")),
         Hook("sglang.srt.managers.overlap_utils.gather_spec_extras", spec_extras_in_torch,
