@@ -139,6 +139,11 @@ def _values(profile: Profile) -> Iterator[Check]:
     if not flag(profile, "disable-radix-cache", False):
         yield warned("server.flags.disable-radix-cache", "is off, so a prompt sent twice is answered from the prefix cache",
                      "set it, or expect blocks with cached tokens to be refused")
+    # SGLang's default on GPUs is breakable (model_executor/cuda_graph_config.py:119).
+    if profile.engine == "cuda" and any(arm.group for arm in profile.arms) and flag(profile, "cuda-graph-backend-prefill", "") != "disabled" \
+            and not flag(profile, "disable-cuda-graph", False):
+        yield warned("server.flags.cuda-graph-backend-prefill", "lets own-N capture its prefill in CUDA graphs, which was not seen on GPUs yet",
+                     "set it to disabled unless prefill is in question, which saves most of a first start too")
     running, wanted = number(profile, "max-running-requests"), profile.workload.concurrency
     if running is not None and running < wanted:
         yield warned("server.flags.max-running-requests", f"{running:.0f} is less than workload.concurrency {wanted}, so requests queue",

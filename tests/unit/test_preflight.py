@@ -62,6 +62,20 @@ def test_dummy_weights_need_no_files(tmp_path):
     assert found(tmp_path, "pair.target", "refused", server={"flags": {"speculative-draft-load-format": "dummy"}}).status == "refused"
 
 
+def test_prefill_graphs_in_a_group_of_the_drafts_own_are_warned_of(tmp_path):
+    """SGLang captures them on GPUs unless told otherwise; there they were not seen yet."""
+    write_pair(tmp_path)
+    name = "server.flags.cuda-graph-backend-prefill"
+
+    def warned(engine: str, arms: list[str], **flags) -> bool:
+        made = profile(tmp_path, engine=engine, plan={"arms": arms}, server={"flags": {"disable-radix-cache": True, **flags}})
+        return any(c.name == name and c.status == "warned" for c in preflight.check(made, free_bytes=FREE))
+
+    assert warned("cuda", ["shared", "own-1"]) and warned("cuda", ["own-1"], **{"cuda-graph-backend-prefill": "full"})
+    assert not warned("cuda", ["none", "shared"]) and not warned("cpu", ["shared", "own-1"])
+    assert not warned("cuda", ["own-1"], **{"cuda-graph-backend-prefill": "disabled"}) and not warned("cuda", ["own-1"], **{"disable-cuda-graph": True})
+
+
 @pytest.mark.parametrize("name, changes", [
     ("plan.arms own-2", {"plan": {"arms": ["shared", "own-2"]}}),
     ("workload.prompts", {"workload": {"prompts": "random"}}),
@@ -115,7 +129,8 @@ def test_ids_outside_eagle_config_that_say_what_the_default_says(tmp_path):
 
 def test_kv_heads_are_replicated_where_there_are_fewer_than_ranks(tmp_path):
     write_pair(tmp_path, target={"num_key_value_heads": 1}, draft={"num_key_value_heads": 1})
-    assert statuses(tmp_path, tp=4, engine="cuda") == {"passed"}
+    eager = {"flags": {"max-total-tokens": 1024, "disable-radix-cache": True, "cuda-graph-backend-prefill": "disabled"}}
+    assert statuses(tmp_path, tp=4, engine="cuda", server=eager) == {"passed"}
     assert "1 of 1 KV heads each" in found(tmp_path, "tp", tp=4, engine="cuda").detail
 
 
