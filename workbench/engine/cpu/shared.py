@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from weakref import WeakKeyDictionary
 
 import torch
@@ -54,7 +54,9 @@ class Ranks:
         os.close(file)
         numbers = memoryview(memory)[:3 * lines].cast("q")
         self._posted, self._said = numbers[:lines // 8], (numbers[lines // 8:lines // 4], numbers[lines // 4:])
-        self._places = torch.frombuffer(memory, dtype=torch.uint8, offset=3 * lines).view(2, self.world_size, _ROOM)
+        places = torch.frombuffer(memory, dtype=torch.uint8, offset=3 * lines).view(2, self.world_size, _ROOM)
+        # A decode step has few shapes, and making views takes as long as exchanging what is in them.
+        self._messages = lru_cache(256)(lambda turn, size, dtype, shape: [place[:size].view(dtype).view(shape) for place in places[turn]])
 
     @staticmethod
     def fits(x: torch.Tensor) -> bool:
@@ -82,7 +84,7 @@ class Ranks:
         """
         size, turn = x.numel() * x.element_size(), self._number % 2
         mine, said = size * len(_KINDS) + _KINDS.index(kind), self._said[turn]
-        messages = [place[:size].view(x.dtype).view(x.shape) for place in self._places[turn]]
+        messages = self._messages(turn, size, x.dtype, x.shape)
         if brings:
             messages[self.rank].copy_(x)
         self._number += 1
