@@ -33,9 +33,9 @@ replay: env
 	$(BIN)/workbench replay $(PROFILE) $(ARGS)
 
 # One thread for torch: tiny models gain nothing from more, and two pools that spin on two cores cost tenfold beside a server.
-# Tests of whole runs go one by one in one process, those of servers in a second one, and the others in a third that gives way (tests/conftest.py).
+# Tests of whole runs go one by one in one process, those of servers in a second one, and the others after them (tests/conftest.py).
 test: env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
 
 lab: env
 	JUPYTER_PATH=$(BASE)/share/jupyter JUPYTERLAB_DIR=$(BASE)/share/jupyter/lab JUPYTER_CONFIG_PATH=$(BASE)/etc/jupyter \

@@ -1,6 +1,4 @@
 """SGLang is imported once for all tests that start servers, as it is for all servers of a run; under pytest-xdist in each process."""
-import os
-
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -17,16 +15,10 @@ def imported_once():
 
 
 class Scheduling(LoadScopeScheduling):
-    """The two kinds of tests that use servers begin first, and a third process and whichever is done take the rest singly."""
+    """The two kinds of tests that use servers begin first, and whichever process is done takes the rest singly."""
 
     def _split_scope(self, nodeid: str) -> str:
         return next((kind for folder, kind in ONE_BY_ONE.items() if nodeid.startswith(folder)), nodeid)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Tests that use servers wait half of their time, often for each other's processes: the third process has what they leave of two cores."""
-    if os.environ.get("PYTEST_XDIST_WORKER") == "gw2":
-        os.nice(10)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:

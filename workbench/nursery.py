@@ -251,6 +251,8 @@ def _end_with(run: Callable[[], int]) -> NoReturn:
         status = run()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is not None and not isinstance(end.code, int):      # a sentence, which Python itself would print
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -132,7 +132,7 @@ class Stray(BaseHTTPRequestHandler):
 def port_taken(fault: Fault, folder: Path) -> tuple[Run, Ended]:
     """Between the choice of a port and SGLang's bind somebody else listens on it, who takes connections and never answers."""
     with Run(folder, arguments(fault)) as run, socket.socket() as thief:
-        run.until(lambda: run.victim("keeper"))
+        run.until(lambda: run.victim("keeper") and run.addresses)
         thief.bind(("127.0.0.1", int(next(iter(run.addresses)).rpartition(":")[2])))
         thief.listen()
         run.until(lambda: "already in use" in "".join(path.read_text() for path in folder.glob("logs/*.log")) or run.process.poll() is not None)
