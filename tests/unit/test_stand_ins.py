@@ -38,7 +38,7 @@ def fake(folder: Path, package: str) -> str:
 
 def test_sglang_imports_with_the_stand_ins_and_takes_its_native_paths():
     out = python("import sglang.srt.entrypoints.http_server, sglang.launch_server\n"
-                 "import torch\n"
+                 "import sys, torch\n"
                  "from sglang.srt.utils import common\n"
                  "from sglang.srt.distributed.device_communicators import custom_all_reduce_ops\n"
                  "from sglang.srt.mem_cache import embedding_cache_controller\n"
@@ -46,12 +46,13 @@ def test_sglang_imports_with_the_stand_ins_and_takes_its_native_paths():
                  "from sglang.srt.speculative import eagle_worker_v2\n"
                  "print(common.cpu_has_amx_support(), common._is_intel_amx_backend_available(),\n"
                  "      hasattr(torch.ops.sgl_kernel, 'convert_weight_packed'), hasattr(torch.ops.sgl_kernel, 'extend_attention_cpu'),\n"
-                 "      custom_all_reduce_ops.IS_CUSTOM_AR_AVAILABLE, embedding_cache_controller.transfer_embedding_ranges_direct)\n"
+                 "      custom_all_reduce_ops.IS_CUSTOM_AR_AVAILABLE, embedding_cache_controller.transfer_embedding_ranges_direct,\n"
+                 "      'jsonschema' in sys.modules, 'rfc3987_syntax.syntax_helpers' in sys.modules)\n"
                  "from workbench.engine.cpu.backend import last_loc_in_torch\n"
                  "table = torch.tensor([[5, 6, 7], [8, 9, 4]], dtype=torch.int32)\n"
                  "print(last_loc_in_torch(None, table, torch.tensor([1, 0, 1]), torch.tensor([2, 3, 0])).tolist())",
                  *paths.python_path())
-    assert out.splitlines()[-2:] == ["False False False True False None", "[9, 7, -1]"]
+    assert out.splitlines()[-2:] == ["False False False True False None True False", "[9, 7, -1]"]
 
 
 def test_what_sgl_kernel_has_not_is_missing_by_name():
@@ -103,16 +104,16 @@ def test_python_path_stands_in_for_what_is_not_installed(tmp_path, monkeypatch):
     names = lambda: [Path(folder).relative_to(STAND_INS).name for folder in paths.python_path()]  # noqa: E731
     elsewhere = [entry for entry in sys.path if not (Path(entry) / "triton").exists() and not (Path(entry) / "torchvision").exists()]
     monkeypatch.setattr(sys, "path", elsewhere)
-    assert names() == ["sgl_kernel", "triton", "torchvision"]
+    assert names() == ["sgl_kernel", "rfc3987_syntax", "triton", "torchvision"]
     monkeypatch.setattr(sys, "path", [*paths.python_path(), *elsewhere])
-    assert names() == ["sgl_kernel", "triton", "torchvision"], "a stand-in is no real package"
+    assert names() == ["sgl_kernel", "rfc3987_syntax", "triton", "torchvision"], "a stand-in is no real package"
     monkeypatch.setattr(sys, "path", [*paths.python_path(), *elsewhere, real])
-    assert names() == ["sgl_kernel", "torchvision"]
+    assert names() == ["sgl_kernel", "rfc3987_syntax", "torchvision"]
 
 
 def test_each_folder_holds_one_package():
     assert {folder.name: [p.name for p in folder.iterdir()] for folder in STAND_INS.iterdir() if folder.is_dir()} == {
-        name: [name] for name in ("sgl_kernel", "triton", "torchvision")}
+        name: [name] for name in ("sgl_kernel", "rfc3987_syntax", "triton", "torchvision")}
 
 
 def test_python_path_imports_no_torch():
