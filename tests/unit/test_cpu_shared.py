@@ -18,12 +18,12 @@ pytestmark = pytest.mark.skipif(not shared.usable({}), reason="ranks share memor
 
 def on_ranks(world: int, body, folder: Path) -> None:
     """Run ``body(rank)`` on so many ranks that have met by gloo; what fails on one of them is raised here."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     start_processes(_rank, (world, str(folder / "meeting"), body), world, start_method="fork")
 
 
 def _rank(rank: int, world: int, meeting: str, body) -> None:
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"         # of this rank alone: it is a process of its own
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     body(rank)
 

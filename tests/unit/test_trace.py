@@ -167,7 +167,8 @@ def test_ranks_of_different_runs_are_not_put_together(tmp_path):
         decompose(one, [other])
 
 
-def test_operators_stand_for_kernels_on_a_cpu_trace(tmp_path):
+@pytest.mark.parametrize(("collective", "thread"), [("gloo:all_reduce", 5), ("shared:broadcast", 1)])
+def test_operators_stand_for_kernels_on_a_cpu_trace(collective, thread, tmp_path):
     trace = Writer()
     for cycle in range(10):
         begin = 1000.0 * cycle
@@ -177,7 +178,7 @@ def test_operators_stand_for_kernels_on_a_cpu_trace(tmp_path):
                                           ("aten::add", 420, 440, 1)):
             trace.events.append({"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": tid, "ts": begin + opened,
                                  "dur": closed - opened})
-        trace.span("gloo:all_reduce", begin + 160, begin + 300, tid=5)
+        trace.span(collective, begin + 160, begin + 300, tid=thread)
     draft = decompose(read(trace.write(tmp_path / "cpu.json")))["draft"]
     assert draft.seconds["matrix"] == pytest.approx(10 * 100e-6) and draft.seconds["collective"] == pytest.approx(10 * 150e-6)
     assert draft.host_gap == pytest.approx(10 * 50e-6) and draft.device_gap == 0

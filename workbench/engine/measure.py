@@ -300,8 +300,8 @@ def rank_main(rank: int, order: dict, meeting: str) -> None:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     everyone, clock = dist.new_group(backend="gloo"), Clock(CUDA if cuda else CPU, cuda)
-    singles, shared = list(rates(clock, device)), list(collectives(clock, device, ranks, order["custom"]))
-    for thing in [None, *singles, *shared]:
+    singles, between = list(rates(clock, device)), list(collectives(clock, device, ranks, order["custom"]))
+    for thing in [None, *singles, *between]:
         if thing is not None:
             seconds, why, unused = agreed(ranks, everyone, thing.measure)
             thing.entry["why"] = why
@@ -310,17 +310,17 @@ def rank_main(rank: int, order: dict, meeting: str) -> None:
             if seconds:
                 thing.keep(thing.entry, seconds)
         if rank == 0:
-            _write(Path(order["result"]), [i.entry for i in singles], [i.entry for i in shared], cuda)
+            _write(Path(order["result"]), [i.entry for i in singles], [i.entry for i in between], cuda)
     dist.barrier(group=everyone)
     # Communicators end with the process: taking NCCL's apart while graphs hold them can hang.
 
 
-def _write(path: Path, singles: list[dict], shared: list[dict], cuda: bool) -> None:
+def _write(path: Path, singles: list[dict], latencies: list[dict], cuda: bool) -> None:
     values = {name: value for entry in singles for name, value in entry["values"].items()}
     unknown = {name: entry["why"] for entry in singles for name in entry["values"] if entry["why"]}
     versions = {"torch": torch.__version__} | ({"nccl": ".".join(map(str, torch.cuda.nccl.version()))} if cuda else {})
     part = path.with_suffix(".part")
-    part.write_text(json.dumps({**values, "unknown": unknown, "latencies": shared, "versions": versions}))
+    part.write_text(json.dumps({**values, "unknown": unknown, "latencies": latencies, "versions": versions}))
     part.replace(path)
 
 
