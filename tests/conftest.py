@@ -2,7 +2,8 @@
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from workbench import profile, server
+from workbench.experiment import profile
+from workbench.serving import server
 
 # Their tests share fixtures and go one by one: whole runs in one process, single servers in the other.
 ONE_BY_ONE = {"tests/browser/": "runs", "tests/notebooks/": "runs", "tests/engine/": "servers"}

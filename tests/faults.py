@@ -18,9 +18,11 @@ from typing import Any
 
 import psutil
 
-from workbench import keeper, nursery, profile, provenance, runlog
-from workbench.profile import ROOT
-from workbench.runlog import Block, Failure, Line, Start
+from workbench.experiment import profile, runlog
+from workbench.run import provenance
+from workbench.serving import forkserver, supervisor
+from workbench.experiment.profile import ROOT
+from workbench.experiment.runlog import Block, Failure, Line, Start
 
 MARKER = "DRAFT_TP_FAULT_TEST"
 # One short experiment of plain servers: twice 2 blocks after 2 warm-ups, and for measure 4 single answers that are compared.
@@ -28,10 +30,10 @@ SHORT = ("starts=1", "pairs=1", "blocks_per_start=2", "parity_prompts=1", "arms=
 BLOCKS = {"measure": 10, "replay": 6}
 VICTIMS: dict[str, Callable[[list[str]], bool]] = {
     "kernel": lambda words: "ipykernel_launcher" in words,
-    "keeper": lambda words: "workbench.keeper" in words and "sglang.launch_server" in words,
-    "keeper of the machine's measurement": lambda words: "workbench.keeper" in words and "workbench.engine.measure" in words,
-    "launcher": lambda words: "sglang.launch_server" in words and "workbench.keeper" not in words,     # it is the tokenizer and HTTP process too
-    "nursery": lambda words: "workbench.nursery" in words,
+    "keeper": lambda words: "workbench.serving.supervisor" in words and "sglang.launch_server" in words,
+    "keeper of the machine's measurement": lambda words: "workbench.serving.supervisor" in words and "workbench.engine.machine_bench" in words,
+    "launcher": lambda words: "sglang.launch_server" in words and "workbench.serving.supervisor" not in words,     # it is the tokenizer and HTTP process too
+    "nursery": lambda words: "workbench.serving.forkserver" in words,
     "detokenizer": lambda words: words[0].startswith("sglang::detokenizer"),
     "replay": lambda words: "workbench.cli" in words,
     "rank 0": lambda words: words[0].startswith("sglang::scheduler") and "TP1" not in words[0],
@@ -75,7 +77,7 @@ class Run:
 
     def __enter__(self) -> Run:
         self.mark, self.out = uuid.uuid4().hex, self.folder.with_suffix(".said")
-        own = {key: value for key, value in os.environ.items() if key != nursery.VARIABLE}       # a nursery of its own, as a person's run has
+        own = {key: value for key, value in os.environ.items() if key != forkserver.VARIABLE}       # a nursery of its own, as a person's run has
         command = [sys.executable, "-m", "workbench.cli", *self.arguments, "--out", str(self.folder)]
         with open(self.out, "w") as out:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
@@ -114,8 +116,8 @@ class Run:
         for process in list(self.seen.values()):
             try:
                 self.seen |= {child.pid: child for child in process.children(recursive=True) if child.pid not in self.seen}
-                if "workbench.keeper" in (words := process.cmdline()):
-                    self.addresses.add(words[words.index("workbench.keeper") + 3])
+                if "workbench.serving.supervisor" in (words := process.cmdline()):
+                    self.addresses.add(words[words.index("workbench.serving.supervisor") + 3])
             except psutil.Error:
                 continue
         return [process for process in self.seen.values() if _alive(process)]
@@ -172,7 +174,7 @@ class Run:
         gone, at = time.monotonic(), self.at or told
         ports = [(host, int(port)) for host, _, port in (address.rpartition(":") for address in self.addresses) if host]
         return Ended(self.process.poll(), round(told - at, 1), round(gone - at, 1), [" ".join(p.cmdline())[:80] for p in left],
-                     [port for host, port in ports if not keeper.port_is_free(port, host)])
+                     [port for host, port in ports if not supervisor.port_is_free(port, host)])
 
 
 @dataclass(frozen=True)

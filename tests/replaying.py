@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.profile import ROOT
+from workbench.experiment.profile import ROOT
 
 
 @dataclass(frozen=True)

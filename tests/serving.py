@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from workbench import client, footprint, profile, server
-from workbench.arms import Arm
-from workbench.lab import Lab
-from workbench.runlog import Request, RunLog, Start
+from workbench.answers import memory_check
+from workbench.experiment import profile
+from workbench.serving import client, server
+from workbench.experiment.arms import Arm
+from workbench.run.lab import Lab
+from workbench.experiment.runlog import Request, RunLog, Start
 
 TOKENS = 32
 
@@ -50,8 +52,8 @@ def per_round(up: server.Server, before: dict | None = None) -> dict[str, float]
 
 
 def memory(up: server.Server, chosen: profile.Profile, folder: Path) -> pd.DataFrame:
-    """The server's attested memory beside what the preflight predicts for its arms (workbench.footprint)."""
+    """The server's attested memory beside what the preflight predicts for its arms (workbench.answers.memory_check)."""
     with RunLog(folder / "runs.jsonl") as log:
         log.append(Start(start=0, experiment="test", arms=tuple(arm.name for arm in up.arms), time="", seconds=up.seconds,
                          server=up.launch.server, attestation=up.attestation, **server.describe(up.launch)))
-    return footprint.table(Lab(chosen, folder))
+    return memory_check.table(Lab(chosen, folder))

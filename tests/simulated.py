@@ -5,7 +5,7 @@ import copy
 import math
 import random
 
-from workbench.runlog import Block, Failure, Finding, Line, Request, Start
+from workbench.experiment.runlog import Block, Failure, Finding, Line, Request, Start
 
 TIME = "2026-01-01T00:00:00Z"
 ABOUT = "Simulated records for tests; no server was started."

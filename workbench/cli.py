@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from workbench.errors import BadInput, WorkbenchError
-from workbench.lab import NARRATED
-from workbench.profile import ROOT
+from workbench.experiment.errors import BadInput, WorkbenchError
+from workbench.run.lab import NARRATED
+from workbench.experiment.profile import ROOT
 
 if TYPE_CHECKING:
-    from workbench.lab import Lab
+    from workbench.run.lab import Lab
 
 OUTPUTS = ROOT / "outputs"
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)       # full, over the quota, read-only, over a limit
@@ -108,10 +108,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from workbench import preflight
-    from workbench.lab import open_lab
-    from workbench.profile import load
-    from workbench.recording import PREFIX
+    from workbench.predict import preflight
+    from workbench.run.lab import open_lab
+    from workbench.experiment.profile import load
+    from workbench.run.recording import PREFIX
     from workbench.replay import replay
 
     name = options.profile.replace(":", "-")
@@ -127,9 +127,12 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from workbench import budget, negative, plans, preflight, verdict
-    from workbench.lab import open_lab
-    from workbench.profile import load
+    from workbench.answers import budget, negative_control
+    from workbench.experiment import plans
+    from workbench.judge import verdict
+    from workbench.predict import preflight
+    from workbench.run.lab import open_lab
+    from workbench.experiment.profile import load
 
     checks = preflight.check(load(options.profile, changes(options.changes)))
     preflight.refuse(check for check in checks if check.status != "warned")         # the lab checks its arms again, and warns
@@ -138,7 +141,7 @@ def _measure(options: argparse.Namespace) -> int:
         logging.getLogger(__name__).warning("there will be no prediction: %s", why)
     try:
         lab.measure(plans.draft_tp(lab.profile, len(lab.prompts)))
-        for sentence in negative.corrupted_rank(lab):
+        for sentence in negative_control.corrupted_rank(lab):
             print(sentence)
     except KeyboardInterrupt:
         lab.stopped("by hand")
@@ -148,12 +151,13 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _record(options: argparse.Namespace) -> int:
-    from workbench import recording, traces
-    from workbench.lab import reopen
+    from workbench.answers import profiled_cycles
+    from workbench.run import recording
+    from workbench.run.lab import reopen
     from workbench.replay import missing
 
     lab = reopen(options.run)
-    traces.decompositions(lab)               # into the log: the traces themselves are not kept
+    profiled_cycles.decompositions(lab)               # into the log: the traces themselves are not kept
     made = recording.record(lab.folder, lab.profile, lab.prompts, options.name, missing(lab))
     size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
     print(f"{made.relative_to(ROOT)}: {size / 1e6:.2f} MB; workbench replay {recording.PREFIX}{options.name} renders it")
@@ -161,8 +165,8 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from workbench import preflight
-    from workbench.profile import load
+    from workbench.predict import preflight
+    from workbench.experiment.profile import load
 
     checks = preflight.check(load(options.profile, changes(options.changes)))
     for check in checks:
@@ -172,28 +176,29 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from workbench import budget, forecast
-    from workbench.profile import load
+    from workbench.answers import budget
+    from workbench.predict import more_ranks
+    from workbench.experiment.profile import load
 
     profile, found = load(options.profile, changes(options.changes)), budget.basis(_run(options.folder))
     if found.inputs is None:
         raise BadInput("RUN", f"there is no prediction from it: {found.why}", "name a run that measured its machine")
-    print(forecast.table(profile, found).to_string(index=False, float_format="{:.2f}".format))
-    print(forecast.sentence(profile, found))
+    print(more_ranks.table(profile, found).to_string(index=False, float_format="{:.2f}".format))
+    print(more_ranks.sentence(profile, found))
     return 0
 
 
 def _probe(options: argparse.Namespace) -> int:
-    from workbench import probe
+    from workbench.answers import probe
 
     print(probe.answer(probe.probe()))
     return 0
 
 
 def _report(options: argparse.Namespace) -> int:
-    from workbench import verdict
+    from workbench.judge import verdict
     from workbench.publish import beside, publish
-    from workbench.recording import PREFIX
+    from workbench.run.recording import PREFIX
 
     if options.other is None:
         if options.folder.startswith(PREFIX):
@@ -210,8 +215,8 @@ def _report(options: argparse.Namespace) -> int:
 
 def _run(name: str) -> Lab:
     """The lab of a run's folder, or of a recording by its name."""
-    from workbench import recording
-    from workbench.lab import reopen
+    from workbench.run import recording
+    from workbench.run.lab import reopen
 
     if not name.startswith(recording.PREFIX):
         return reopen(Path(name))
@@ -221,20 +226,20 @@ def _run(name: str) -> Lab:
 
 
 def _bench_arms(options: argparse.Namespace) -> int:
-    from workbench import bench
-    from workbench.lab import open_lab
-    from workbench.profile import load
+    from workbench.answers import bench_arms
+    from workbench.run.lab import open_lab
+    from workbench.experiment.profile import load
 
     changed = changes(options.changes)
     out = options.out or OUTPUTS / f"bench-{load(options.profile, changed).name}-{datetime.now():%Y%m%d-%H%M%S}"
-    print(bench.arms(open_lab(options.profile, out.resolve(), changed, sys.argv), options.a, options.b, options.pairs, options.starts))
+    print(bench_arms.arms(open_lab(options.profile, out.resolve(), changed, sys.argv), options.a, options.b, options.pairs, options.starts))
     print(f"curves: {out / 'bench.svg'}")
     return 0
 
 
 def _bench_machine(options: argparse.Namespace) -> int:
-    from workbench import machine
-    from workbench.profile import load
+    from workbench.predict import machine
+    from workbench.experiment.profile import load
 
     machine.main(load(options.profile, changes(options.changes)))
     return 0

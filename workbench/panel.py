@@ -16,12 +16,17 @@ import ipywidgets as widgets
 import pandas as pd
 from IPython.display import display
 
-from workbench import charts, logs, preflight, runlog, running, tables, watching
-from workbench.arms import Arm
-from workbench.checks import Check
-from workbench.errors import BadInput, WorkbenchError
-from workbench.lab import reopen
-from workbench.profile import ROOT, Profile, available, load
+from workbench.judge import narrowing
+from workbench.predict import preflight
+from workbench.report import charts, tables
+from workbench.experiment import plans
+from workbench.run import ticket as tickets
+from workbench.serving import server_log
+from workbench.experiment.arms import Arm
+from workbench.experiment.checks import Check
+from workbench.experiment.errors import BadInput, WorkbenchError
+from workbench.run.lab import reopen
+from workbench.experiment.profile import ROOT, Profile, available, load
 from workbench.replay import NOTEBOOKS
 
 EVERY_S = 1.0           # between two looks at the run's folder
@@ -40,6 +45,11 @@ STYLE = """<style>
 .dtw .said { font-size: 15px; line-height: 1.45; margin: 8px 0; max-width: 48em; } .dtw svg { max-width: 100%; height: auto; background: #fff; }
 </style>"""
 _ENDED = {0: "finished, valid", 1: "a notebook failed", 2: "the input was refused", 3: "finished without a valid result", 130: "stopped"}
+
+
+def show(profile: str | Path = "cpu-tiny", out: str | Path = "../outputs/notebook", notebook: str | None = None) -> Panel:
+    """The panel, for a notebook's last line; arguments as of ``Panel``."""
+    return Panel(profile, out, notebook)
 
 
 class Panel:
@@ -80,7 +90,7 @@ class Panel:
         self.start.on_click(lambda _: self.begin())
         self.stop.on_click(lambda _: self.end())
         self._chosen()
-        self.folder = running.alive(self.outputs)
+        self.folder = tickets.alive(self.outputs)
         self.refresh()
         if Panel._watcher:
             Panel._watcher.cancel()
@@ -139,8 +149,8 @@ class Panel:
         """Start a run, unless one is at work under these outputs, which is followed instead; returns the folder of what is followed."""
         if not self._say_checks():
             return None
-        with running.one_at_a_time(self.outputs):
-            there = running.alive(self.outputs)
+        with tickets.one_at_a_time(self.outputs):
+            there = tickets.alive(self.outputs)
             self.folder = there or self._launch()
         self._seen, self.chart.value, self.result.value, self.log.value = (), "", "", ""        # nothing of the run before
         self.refresh()
@@ -152,11 +162,11 @@ class Panel:
         folder.mkdir(parents=True)
         changes = [word for key, value in self.changes.items() for word in ("-p", f"{key}={_yaml(value)}")]
         skipped = [word for n in NOTEBOOKS if self.scope.value not in (None, n.name) for word in ("--skip", n.name)]
-        with open(folder / running.LOG, "wb") as said:
+        with open(folder / tickets.LOG, "wb") as said:
             # A session of its own: it ends neither with the kernel nor with the terminal of JupyterLab.
             process = subprocess.Popen(self.command(folder, changes + skipped), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
                                        start_new_session=True, cwd=ROOT)
-        running.write(folder, running.of_process(process.pid))
+        tickets.write(folder, tickets.of_process(process.pid))
         return folder
 
     def command(self, folder: Path, options: Sequence[str]) -> list[str]:
@@ -164,7 +174,7 @@ class Panel:
 
     def end(self) -> None:
         """Stop the run that is followed; what it measured is kept, judged and reported by the run itself."""
-        if self.folder and (ticket := running.read(self.folder)) and ticket.alive:
+        if self.folder and (ticket := tickets.read(self.folder)) and ticket.alive:
             os.kill(ticket.pid, signal.SIGTERM)
             self.state.value = "<b>Stopping…</b> what is measured is kept"
             self.stop.disabled = True
@@ -181,27 +191,27 @@ class Panel:
 
     def refresh(self) -> None:
         """Show what the folder of the followed run holds now."""
-        self.folder = self.folder or running.alive(self.outputs)
-        ticket = running.read(self.folder) if self.folder else None
+        self.folder = self.folder or tickets.alive(self.outputs)
+        ticket = tickets.read(self.folder) if self.folder else None
         alive = bool(ticket and ticket.alive)
         self.start.disabled, self.stop.disabled = alive, not alive
         if ticket is None:
             self.state.value = "<span class='muted'>No run is at work.</span>"
             return
-        seen = (ticket, alive, *(_size(self.folder / name) for name in ("runs.jsonl", running.LOG)), _size(_newest(self.folder)))
+        seen = (ticket, alive, *(_size(self.folder / name) for name in ("runs.jsonl", tickets.LOG)), tickets.progress(self.folder), _size(_newest(self.folder)))
         if seen == self._seen:
             return
         self._seen = seen
-        said = (self.folder / running.LOG).read_text(errors="replace") if (self.folder / running.LOG).exists() else ""
-        self._show_progress(ticket, alive, watching.progress(said))
+        said = (self.folder / tickets.LOG).read_text(errors="replace") if (self.folder / tickets.LOG).exists() else ""
+        self._show_progress(ticket, alive, tickets.progress(self.folder))
         self.log.value = _log(said, _newest(self.folder))
         if (self.folder / "profile.json").exists():
             self._show_measured(alive)
 
-    def _show_progress(self, ticket: running.Ticket, alive: bool, at: watching.Progress | None) -> None:
+    def _show_progress(self, ticket: tickets.Ticket, alive: bool, at: tickets.Progress | None) -> None:
         if alive:
             where = f"{ticket.notebook} ({ticket.place} of {ticket.of})" if ticket.notebook else "starting"
-            block = f", block {at.block} of {at.of} on {at.arm}" + (f", about {at.left} left" if at.left else "") if at else ""
+            block = f", block {at.block} of {at.of} on {at.arm}" + plans.left_words(at.left_s) if at else ""
             self.state.value = f"<b>Running</b> {escape(self.folder.name)}: {escape(where)}{escape(block)}"
         else:
             how = _ENDED.get(ticket.ended, "it died; start it again from a terminal with --resume")
@@ -215,7 +225,7 @@ class Panel:
             if self._shown != self.folder:          # a run that was found shows what it was started with
                 self._put(lab.profile)
                 self._shown = self.folder
-            table, asked = watching.narrowing(lab.profile, lab.records), watching.question(lab.records)
+            table, asked = narrowing.narrowing(lab.profile, lab.records), narrowing.question(lab.records)
         except WorkbenchError as error:
             self.chart.value = _bad(error)
             return
@@ -248,8 +258,8 @@ def _verdict(lab: Any) -> str:
 
 def _log(said: str, server: Path | None) -> str:
     """The end of what the replay said, and of the newest server's log."""
-    own = "\n".join(logs.clean(line) for line in said.splitlines()[-8:])
-    served = "\n".join(logs.tail(server, 12, 160)) if server else "no server was started yet"
+    own = "\n".join(server_log.clean(line) for line in said.splitlines()[-8:])
+    served = "\n".join(server_log.tail(server, 12, 160)) if server else "no server was started yet"
     name = server.name if server else "server"
     return f"<div class='muted'>replay</div><pre>{escape(own) or '…'}</pre><div class='muted'>{escape(name)}</div><pre>{escape(served)}</pre>"
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from workbench import budget, predictions, report, versus
-from workbench.errors import BadInput
-from workbench.lab import Lab
+from workbench.answers import budget, cycle_check, steps
+from workbench.report import report, two_runs
+from workbench.experiment.errors import BadInput
+from workbench.run.lab import Lab
 
 
 def publish(lab: Lab) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def publish(lab: Lab) -> dict[str, Any]:
     judged = lab.verdict.to_json()
     (lab.folder / "verdict.json").write_text(json.dumps(judged, indent=1, allow_nan=False))
     (lab.folder / "report.html").write_text(report.render(judged, records, lab.provenance, json.loads(lab.profile.model_dump_json()),
-                                                          _cycles(lab, judged)))
+                                                          _cycles(lab, judged), _sweep_map(lab)))
     return judged
 
 
@@ -27,7 +28,15 @@ def _cycles(lab: Lab, judged: dict[str, Any]) -> pd.DataFrame | None:
     if lab.finding("machine") is None:
         return None
     basis = budget.basis(lab)
-    return None if basis.inputs is None else predictions.bars(lab, judged, basis)
+    return None if basis.inputs is None else cycle_check.bars(lab, judged, basis)
+
+
+def _sweep_map(lab: Lab) -> pd.DataFrame | None:
+    """The candidates of the search over steps; None for a run without a draft."""
+    try:
+        return steps.sweep_map(lab.profile, lab.records)
+    except BadInput:
+        return None
 
 
 def beside(a: Lab, b: Lab, out: Path) -> str:
@@ -35,10 +44,10 @@ def beside(a: Lab, b: Lab, out: Path) -> str:
 
     Raises: BadInput when the page cannot be written.
     """
-    runs = [versus.Run(lab.folder.name, lab.verdict.to_json(), lab.provenance, json.loads(lab.profile.model_dump_json())) for lab in (a, b)]
+    runs = [two_runs.Run(lab.folder.name, lab.verdict.to_json(), lab.provenance, json.loads(lab.profile.model_dump_json())) for lab in (a, b)]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(versus.render(*runs))
+        out.write_text(two_runs.render(*runs))
     except OSError as error:
         raise BadInput("out", f"{out.name} cannot be written ({error.strerror})", "name a file in a writable folder") from None
-    return versus.sentence(*runs)
+    return two_runs.sentence(*runs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import workbench.light  # noqa: F401  (before papermill)
+import workbench.report.lean_imports  # noqa: F401  (before papermill)
 import nbformat
 import papermill
 import psutil
@@ -19,14 +19,18 @@ from nbclient.exceptions import DeadKernelError
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
-from workbench import communication, negative, pace, plans, recording, running, server, sweeps, verdict
-from workbench.errors import BadInput
-from workbench.lab import Lab
-from workbench.plans import Task
-from workbench.profile import ROOT
+from workbench.answers import collectives, negative_control
+from workbench.experiment import communication, plans, sweeps
+from workbench.judge import verdict
+from workbench.run import recording, ticket
+from workbench.serving import server
+from workbench.experiment.errors import BadInput
+from workbench.run.lab import Lab
+from workbench.experiment.plans import Task
+from workbench.experiment.profile import ROOT
 from workbench.publish import publish
-from workbench.runlog import NEGATIVE, Block, Finding
-from workbench.stopping import STOPPED
+from workbench.experiment.runlog import NEGATIVE, Block, Finding
+from workbench.judge.stopping import STOPPED
 
 log = logging.getLogger(__name__)
 INTERACTIVE = "interactive"     # tag of cells with widgets, which a replay leaves out
@@ -50,7 +54,7 @@ PLANS: dict[str, Callable[[Lab], Sequence[Task]]] = {
     "04_draft_tp": lambda lab: plans.draft_tp(lab.profile, len(lab.prompts)),
     "05_steps": lambda lab: sweeps.steps(lab.profile, len(lab.prompts), lab.longest_prompt)(lab.records),
     "06_collectives": lambda lab: sweeps.collectives(lab.profile, len(lab.prompts), communication.choose(
-        communication.of(lab), lab.profile.sweep.settings)[0])(lab.records)}
+        collectives.facts(lab), lab.profile.sweep.settings)[0])(lab.records)}
 
 
 def missing(lab: Lab) -> dict[str, dict[str, int]]:
@@ -60,7 +64,7 @@ def missing(lab: Lab) -> dict[str, dict[str, int]]:
     ended = {r.experiment for r in lab.records if isinstance(r, Finding) and r.name == STOPPED}
     plans_left = {n.measures: lab.left(PLANS[n.name](lab)) for n in NOTEBOOKS if n.measures in begun - ended}
     found = {experiment: dict(Counter(task.planned.arm for _, task in left)) for experiment, left in plans_left.items() if left}
-    if controls := negative.missing(lab):
+    if controls := negative_control.missing(lab):
         found[NEGATIVE] = {arm.name: 1 for arm in controls}
     return found
 
@@ -76,7 +80,7 @@ def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int
     unknown = set(skip) - {notebook.name for notebook in NOTEBOOKS}
     if unknown:
         raise BadInput("skip", f"{', '.join(sorted(unknown))} is no notebook", f"use one of {', '.join(n.name for n in NOTEBOOKS)}")
-    with running.Claim(lab.folder) as claim:
+    with ticket.Claim(lab.folder) as claim:
         chosen = [notebook for notebook in NOTEBOOKS if notebook.name not in skip and _applies(notebook, lab)]
         try:
             if lab.recording:
@@ -99,7 +103,7 @@ def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int
     return status
 
 
-def _notebooks(lab: Lab, claim: running.Claim, chosen: Sequence[Notebook], resume: bool) -> list[str]:
+def _notebooks(lab: Lab, claim: ticket.Claim, chosen: Sequence[Notebook], resume: bool) -> list[str]:
     """Execute them in order; returns the names of those that failed or were left out. The others go on."""
     folder, failed = lab.folder / "notebooks", []
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +116,7 @@ def _notebooks(lab: Lab, claim: running.Claim, chosen: Sequence[Notebook], resum
         elif resume and notebook is not NOTEBOOKS[-1] and finished(output):
             log.info("%s was finished before", place)
         else:
-            log.info("%s%s", place, pace.words(_left_s(lab, chosen[number - 1:])).replace(" left", " of measuring left at least"))
+            log.info("%s%s", place, plans.left_words(_left_s(lab, chosen[number - 1:])).replace(" left", " of measuring left at least"))
             if not _execute(notebook, lab, output):
                 failed.append(notebook.name)
     return failed
@@ -149,7 +153,7 @@ def _left_s(lab: Lab, notebooks: Sequence[Notebook]) -> float | None:
     if lab.recording:
         return None
     tasks = [task for notebook in notebooks if notebook.name in PLANS for _, task in lab.left(PLANS[notebook.name](lab))]
-    return pace.left_s(lab.records, tasks, len({(task.group, plans.kind(lab.profile, task)) for task in tasks})) if tasks else None
+    return plans.left_s(lab.records, tasks, len({(task.group, plans.kind(lab.profile, task)) for task in tasks})) if tasks else None
 
 
 def _published(lab: Lab, judged: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
@@ -201,7 +205,7 @@ def _execute(notebook: Notebook, lab: Lab, output: Path) -> bool:
 
 
 def _end_kernels() -> None:
-    """The servers of a kernel end with it (workbench/keeper.py). That it died, which papermill tells as an error, is what was wanted."""
+    """The servers of a kernel end with it (workbench/serving/supervisor.py). That it died, which papermill tells as an error, is what was wanted."""
     logging.getLogger("papermill").disabled = True
     for child in psutil.Process().children():
         if "ipykernel" in " ".join(child.cmdline()):

@@ -13,9 +13,11 @@ import pytest
 import yaml
 
 from tests.browser.chromium import Chromium
-from workbench import keeper, profile, runlog, running
-from workbench.profile import ROOT
-from workbench.runlog import Block, Start
+from workbench.experiment import profile, runlog
+from workbench.run import ticket as tickets
+from workbench.serving import supervisor
+from workbench.experiment.profile import ROOT
+from workbench.experiment.runlog import Block, Start
 
 pytestmark = pytest.mark.engine
 NOTEBOOK, TOKEN = "05_steps.ipynb", "a-token-of-this-test"
@@ -75,7 +77,7 @@ def address(place, imported_once):
             os.killpg(lab.pid, signal.SIGTERM)
             lab.wait(30)
         for run in (place / "outputs").glob("*/process.json"):
-            if (ticket := running.read(run.parent)) and ticket.alive:
+            if (ticket := tickets.read(run.parent)) and ticket.alive:
                 os.kill(ticket.pid, signal.SIGTERM)
 
 
@@ -98,7 +100,7 @@ def show_panel(browser, address) -> None:
     browser.click("document.querySelector('.jp-Notebook .jp-CodeCell .cm-content')")
     cells = browser.evaluate(f"{CELLS}.map(c => c.innerText)")
     first = next(n for n, text in enumerate(cells) if "profile =" in text)
-    last = next(n for n, text in enumerate(cells) if "workbench.panel(" in text)
+    last = next(n for n, text in enumerate(cells) if "panel.show(" in text)
     for n in range(first, last + 1):
         browser.press("Enter", "Shift")
         browser.until(f"(p => !p || p.textContent !== '[ ]:')({CELLS}[{n}].querySelector('.jp-InputPrompt'))")
@@ -116,7 +118,7 @@ def runs(place: Path) -> list[Path]:
 def nothing_is_left(folder: Path) -> None:
     servers = {r.server for r in runlog.read(folder / "runs.jsonl") if isinstance(r, Start)}
     end = time.monotonic() + 30
-    while (left := [p for server in servers for p in keeper.processes(server)]) and time.monotonic() < end:
+    while (left := [p for server in servers for p in supervisor.processes(server)]) and time.monotonic() < end:
         time.sleep(0.5)
     assert servers and not left
 
@@ -132,10 +134,10 @@ def test_a_run_is_started_found_again_and_watched_to_its_verdict_though_its_tab_
     browser.until(f"{SAID}.includes('Running')")
     folder, = runs(place)
     browser.open("about:blank", *WINDOW)                # the tab is closed while the server starts
-    assert running.read(folder).alive
+    assert tickets.read(folder).alive
     show_panel(browser, address)                        # and opened again: the run is found
     browser.until(f"{SAID}.includes('{folder.name}')")
-    assert len(runs(place)) == 1 and not (running.read(folder).alive and browser.evaluate(f"!!({BUTTON.format('Start')})"))
+    assert len(runs(place)) == 1 and not (tickets.read(folder).alive and browser.evaluate(f"!!({BUTTON.format('Start')})"))
     browser.until(f"{SAID}.includes('Ended {folder.name}')", 240)
     verdict = json.loads((folder / "verdict.json").read_text())
     word, ended = ("Valid.", "finished, valid") if verdict["valid"] else ("Not valid.", "finished without a valid result")

@@ -7,7 +7,8 @@ from PIL import Image
 
 from tests.browser.chromium import Chromium
 from tests.simulated import PROFILE, PROVENANCE, VERDICT, block, records
-from workbench import charts, report, runlog
+from workbench.experiment import runlog
+from workbench.report import charts, report
 
 FIGURES = 8
 HOSTILE = """<img src=x onerror="document.title='broken'"><script>document.title='broken'</script>"""

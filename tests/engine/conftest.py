@@ -1,12 +1,14 @@
 """Real SGLang servers on the CPU engine, with the trained tiny pair. A server is shared by the tests of a module."""
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from serving import TOKENS
 
-from workbench import profile, reference, server
+from workbench.answers import offline_decoder
+from workbench.experiment import profile
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,13 +23,13 @@ def tiny() -> profile.Profile:
 
 @pytest.fixture(scope="session")
 def heldout(tiny) -> list[dict]:
-    return list(server.prompts(tiny.workload.prompts))
+    return json.loads(tiny.workload.prompts.read_text())
 
 
 @pytest.fixture(scope="session")
-def decoded(tiny, heldout) -> list[reference.Decoded]:
+def decoded(tiny, heldout) -> list[offline_decoder.Decoded]:
     """The offline reference for the first 32 held-out prompts, chain of 3."""
-    return reference.decode(tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:32]], TOKENS, 3)
+    return offline_decoder.decode(tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:32]], TOKENS, 3)
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,10 @@ import psutil
 import pytest
 from faults import BLOCKS, SHORT, VICTIMS, Ended, Fault, Run, document, measured
 
-from workbench import keeper, logs, profile, runlog, server
-from workbench.arms import Arm
-from workbench.runlog import Block, Start
+from workbench.experiment import profile, runlog
+from workbench.serving import server, server_log, supervisor
+from workbench.experiment.arms import Arm
+from workbench.experiment.runlog import Block, Start
 
 pytestmark = pytest.mark.engine
 OTHERS = ("01_probe", "02_budget", "04_draft_tp", "05_steps", "06_collectives", "07_cycle", "08_report")
@@ -68,7 +69,7 @@ def arguments(fault: Fault) -> tuple[str, ...]:
 
 
 def killed(fault: Fault, folder: Path) -> tuple[Run, Ended]:
-    # A machine is measured once: where that is struck, a setting that no NCCL knows makes it another one (workbench/machine.py, name_of).
+    # A machine is measured once: where that is struck, a setting that no NCCL knows makes it another one (workbench/predict/machine.py, name_of).
     another = {"NCCL_FAULT_TEST": folder.parent.name} if "machine" in fault.victim else {}
     with Run(folder, arguments(fault), another) as run:
         run.strike(fault)
@@ -262,7 +263,7 @@ def test_a_stray_server_that_answers_like_ours_is_never_measured(tmp_path, monke
     with pytest.raises(server.ServerFailed, match=f"another server answered on port {stray.server_port}: stop it, or free the port"):
         with server.serve(profile.load("cpu-tiny"), Arm.parse("none"), tmp_path / "log"):
             pass
-    assert keeper.processes("ours") == [] and keeper.account((tmp_path / "log").read_text())["port_free"] is False
+    assert supervisor.processes("ours") == [] and supervisor.account((tmp_path / "log").read_text())["port_free"] is False
     stray.shutdown()
     stray.server_close()
 
@@ -273,8 +274,8 @@ def test_starts_and_stops_of_real_servers_leave_counts_as_they_were(times, tmp_p
     for number in range(times):
         with server.serve(tiny, Arm.parse("none"), tmp_path / f"{number}.log") as up:
             name = up.launch.server
-        told = keeper.account((tmp_path / f"{number}.log").read_text())
-        assert told["left"] == [] and told["port_free"] and keeper.processes(name) == []
+        told = supervisor.account((tmp_path / f"{number}.log").read_text())
+        assert told["left"] == [] and told["port_free"] and supervisor.processes(name) == []
         seen.append((len(own.children(recursive=True)), threading.active_count(), own.num_fds(), own.memory_info().rss >> 20))
     assert {s[:3] for s in seen[1:]} == {seen[1][:3]} and seen[-1][3] - seen[1][3] < 16, seen
-    assert logs.first_failure(tmp_path / f"{times - 1}.log") is None
+    assert server_log.first_failure(tmp_path / f"{times - 1}.log") is None

@@ -9,13 +9,13 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 from serving import TOKENS, ask, histogram, per_round, serving
 
-from workbench import attestation, client, keeper, reference, trace
-from workbench.arms import Arm
-from workbench.errors import ServerFailed
+from workbench.answers import offline_decoder, torch_trace
+from workbench.serving import attestation, client, supervisor
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import ServerFailed
 
 pytestmark = pytest.mark.engine
 # Collectives of draft and draft-extend, a round (tests/engine/test_four_ranks.py says what they are made of).
@@ -32,7 +32,7 @@ def hot(tiny, logfolder):
 @pytest.fixture(scope="session")
 def references(tiny, heldout, decoded):
     """The offline reference by step count."""
-    shallow = reference.decode(tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:3]], TOKENS, 2)
+    shallow = offline_decoder.decode(tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:3]], TOKENS, 2)
     return {3: decoded[:3], 2: shallow}
 
 
@@ -53,7 +53,7 @@ def check(up, name: str, tiny, heldout, references, collectives: tuple[int, int]
     if speculation.steps:
         drafted = references[speculation.steps]
         assert [a.verify_ct for a in alone] == [sum(d.histogram) for d in drafted]
-        assert histogram(alone, speculation.steps) == reference.total_histogram(drafted)
+        assert histogram(alone, speculation.steps) == offline_decoder.total_histogram(drafted)
     assert (rounds.get("draft", 0), rounds["draft_extend"]) == collectives
     assert rounds["verify"] == 14                    # 6 layers of the target, embedding and logits: of the target's own group in every arm
     counted = {stage: n - before["counts"]["rounds"].get(stage, 0) for stage, n in said["counts"]["rounds"].items()}
@@ -93,7 +93,7 @@ def test_every_draft_pool_is_in_the_kv_budget_at_its_own_head_count(hot, tiny):
 
 def test_two_hundred_switches_leave_memory_flat(hot, heldout, decoded):
     def resident() -> list[int]:
-        return [p.memory_info().rss for p in keeper.processes(hot.launch.server) if p.name().startswith("sglang::schedul")]
+        return [p.memory_info().rss for p in supervisor.processes(hot.launch.server) if p.name().startswith("sglang::schedul")]
 
     names, before, early = list(ARMS), client.server_info(hot.url)["draft_tp"]["switches"], []
     for number in range(200):
@@ -185,9 +185,9 @@ def test_profiled_cycles_are_those_of_the_arm_in_force(hot, heldout, tmp_path):
         ask(hot, heldout[:1], tokens=24)
         assert client.stop_profile(hot.url) == ""
         counted = client.server_info(hot.url)["draft_tp"]["counts"]["rounds"]
-        first, *others = [trace.read(path) for path in sorted((tmp_path / name).iterdir())]
+        first, *others = [torch_trace.read(path) for path in sorted((tmp_path / name).iterdir())]
         assert len(others) == 1
-        parts = trace.decompose(first, others)
+        parts = torch_trace.decompose(first, others)
         for stage in ("draft", "verify", "draft_extend", "prefill", "draft_prefill"):
             assert parts[stage].rounds == counted[stage] - before.get(stage, 0) > 0
         assert parts["verify"].seconds["matrix"] > 0 and "between stages" in parts

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import pytest
 from serving import ask, serving
 
-from workbench import keeper, lab, negative, server
-from workbench.arms import Arm
-from workbench.engine import limits
+from workbench.answers import negative_control
+from workbench.run import lab
+from workbench.serving import server, supervisor
+from workbench.experiment.arms import Arm
+from workbench.engine import unsupported
 from workbench.engine.orders import Orders, Placement
-from workbench.errors import ServerFailed
+from workbench.experiment.errors import ServerFailed
 
 pytestmark = pytest.mark.engine
 
@@ -28,14 +30,14 @@ def test_without_a_place_of_the_patch_the_server_refuses_itself(place, tiny, log
 def test_a_corrupted_rank_is_caught_by_check_and_without_agreement(tiny, tmp_path):
     run = lab.open_lab("cpu-tiny", tmp_path / "run", {"negative_control": True})
     begun = time.monotonic()
-    said = dict(zip(("check", "off"), negative.corrupted_rank(run)))
+    said = dict(zip(("check", "off"), negative_control.corrupted_rank(run)))
     found = {r.name: r.value for r in run.records}
     assert all(value["detected"] and value["within_s"] < 240 for value in found.values()) and time.monotonic() - begun < 300
     assert "drafted another tree than rank 0" in said["check"] and "ranks [1]" in said["check"]
     assert "rank 1 corrupted on purpose: caught within" in said["off"]
     assert found["own-1+agreement=off"]["attested"] is not True
     before = len(run.records)
-    assert negative.corrupted_rank(run) == list(said.values()) and len(run.records) == before
+    assert negative_control.corrupted_rank(run) == list(said.values()) and len(run.records) == before
 
 
 def test_a_corrupted_rank_is_overruled_by_broadcast_but_never_attested(tiny, heldout, decoded, logfolder):
@@ -43,7 +45,7 @@ def test_a_corrupted_rank_is_overruled_by_broadcast_but_never_attested(tiny, hel
         assert any("planted fault" in reason for reason in up.unattested)
         answers = ask(up, heldout[:4])
     assert [a.output_ids for a in answers] == [d.output_ids for d in decoded[:4]]
-    assert keeper.processes(up.launch.server) == []
+    assert supervisor.processes(up.launch.server) == []
 
 
 @pytest.mark.parametrize(("field", "value", "words"), [
@@ -53,8 +55,8 @@ def test_a_corrupted_rank_is_overruled_by_broadcast_but_never_attested(tiny, hel
     ("enable_hierarchical_cache", True, "hierarchical cache"),
 ])
 def test_an_unsupported_argument_is_one_sentence(field, value, words):
-    [hook] = limits.argument_hooks(Orders(arms=(Placement("own-1", 1),)))
-    harmless = dict.fromkeys((name for name, *_ in limits.UNSUPPORTED), None)
+    [hook] = unsupported.argument_hooks(Orders(arms=(Placement("own-1", 1),)))
+    harmless = dict.fromkeys((name for name, *_ in unsupported.UNSUPPORTED), None)
     hook.function(SimpleNamespace(**harmless), [])
     with pytest.raises(SystemExit, match=words):
         hook.function(SimpleNamespace(**harmless | {field: value}), [])
@@ -67,7 +69,7 @@ def test_an_unsupported_flag_stops_the_server_before_a_model_is_loaded(tiny, log
         with serving(tiny.model_copy(update={"server": flags}), "own-1", logfolder / "flags"):
             pass
     said = next((logfolder / "flags").glob("*.log")).read_text()
-    assert said.count("draft-tp: ") == 1 and keeper.account(said)["status"] == 1 and "Load weight" not in said
+    assert said.count("draft-tp: ") == 1 and supervisor.account(said)["status"] == 1 and "Load weight" not in said
 
 
 FAULTS = {

@@ -5,16 +5,16 @@ import psutil
 import pytest
 from serving import ask, serving
 
-from workbench import client, keeper, nursery, server
-from workbench.errors import ServerFailed
+from workbench.serving import client, forkserver, server, supervisor
+from workbench.experiment.errors import ServerFailed
 
 pytestmark = pytest.mark.engine
 
 
 def forked(name: str) -> bool:
     """Whether a server's launcher descends from a nursery."""
-    launcher = next(p for p in keeper.processes(name) if "sglang.launch_server" in p.cmdline())
-    return any("workbench.nursery" in parent.cmdline() for parent in launcher.parents())
+    launcher = next(p for p in supervisor.processes(name) if "sglang.launch_server" in p.cmdline())
+    return any("workbench.serving.forkserver" in parent.cmdline() for parent in launcher.parents())
 
 
 def test_a_forked_server_is_like_a_started_one_and_what_sglang_reads_while_imported_is_never_another_servers(tiny, heldout, decoded, logfolder):
@@ -23,30 +23,30 @@ def test_a_forked_server_is_like_a_started_one_and_what_sglang_reads_while_impor
     other = tiny.model_copy(update={"server": tiny.server.model_copy(update={"environment": environment})})
     with serving(tiny, "shared", logfolder / "forked") as up:
         assert forked(up.launch.server) and up.unattested == ()
-        names = [" ".join(p.cmdline()).strip() for p in keeper.processes(up.launch.server)]
+        names = [" ".join(p.cmdline()).strip() for p in supervisor.processes(up.launch.server)]
         assert {"sglang::scheduler_TP0", "sglang::scheduler_TP1", "sglang::detokenizer"} <= set(names)
         assert [a.output_ids for a in ask(up, heldout[:4])] == [d.output_ids for d in decoded[:4]]
         first, ranks = up.launch.server, up.attestation
-    assert keeper.processes(first) == [] and keeper.account(up.log.read_text())["why"] == "released"
+    assert supervisor.processes(first) == [] and supervisor.account(up.log.read_text())["why"] == "released"
     with serving(other, "shared", logfolder / "started") as up:
         assert not forked(up.launch.server) and up.unattested == ()
         assert [entry["placements"] for entry in up.attestation] == [entry["placements"] for entry in ranks]
 
 
 def test_what_a_nursery_forked_ends_with_it(tiny, logfolder, monkeypatch):
-    monkeypatch.delenv(nursery.VARIABLE)
+    monkeypatch.delenv(forkserver.VARIABLE)
     there = nurseries()
     with server.imported_once(tiny):
         own, = nurseries() - there
         with pytest.raises(ServerFailed, match="the server does not answer"):
             with serving(tiny, "none", logfolder / "orphaned") as up:
-                processes = keeper.processes(up.launch.server)
+                processes = supervisor.processes(up.launch.server)
                 assert forked(up.launch.server) and len(processes) >= 4
                 own.send_signal(signal.SIGKILL)
                 psutil.wait_procs(processes, timeout=20)
-                assert keeper.processes(up.launch.server) == [] and not up.alive()
+                assert supervisor.processes(up.launch.server) == [] and not up.alive()
                 client.server_info(up.url)
 
 
 def nurseries() -> set[psutil.Process]:
-    return {child for child in psutil.Process().children() if "workbench.nursery" in child.cmdline()}
+    return {child for child in psutil.Process().children() if "workbench.serving.forkserver" in child.cmdline()}

@@ -10,10 +10,10 @@ import pytest
 from replaying import replay
 from simulated_replay import measured
 
-from workbench import running
-from workbench.profile import ROOT
+from workbench.run import ticket as tickets
+from workbench.experiment.profile import ROOT
 from workbench.replay import NOTEBOOKS, finished
-from workbench.runlog import Finding, RunLog
+from workbench.experiment.runlog import Finding, RunLog
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_killed_in_every_notebook_in_turn_it_ends_with_the_same_verdict(uninterr
         process = subprocess.Popen([sys.executable, "-m", "workbench.cli", "replay", "cpu-tiny", "--out", str(folder), "--resume"], cwd=ROOT,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            _until(lambda: (ticket := running.read(folder)) and ticket.pid == process.pid and ticket.notebook == notebook.name, process)
+            _until(lambda: (ticket := tickets.read(folder)) and ticket.pid == process.pid and ticket.notebook == notebook.name, process)
             time.sleep(1)            # the notebook's kernel is at work
         finally:
             process.send_signal(signal.SIGKILL)
@@ -80,14 +80,14 @@ def test_an_interrupted_replay_judges_and_reports_what_it_has(tmp_path):
     measured(folder)
     process = subprocess.Popen([sys.executable, "-m", "workbench.cli", "replay", "cpu-tiny", "--out", str(folder), "--resume", "--skip", "01_probe"],
                                cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    _until(lambda: (ticket := running.read(folder)) and ticket.notebook == "02_budget", process)
+    _until(lambda: (ticket := tickets.read(folder)) and ticket.notebook == "02_budget", process)
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 130 and "--resume goes on from there" in said, said[-2000:]
     verdict = json.loads((folder / "verdict.json").read_text())
     assert any("stopped by hand" in note for note in verdict["notes"]) and (folder / "report.html").exists()
-    assert running.read(folder).ended == 130
+    assert tickets.read(folder).ended == 130
 
 
 def test_a_failed_notebook_is_kept_up_to_its_error_and_the_others_go_on(tmp_path):

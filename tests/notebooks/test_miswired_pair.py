@@ -7,7 +7,7 @@ import pytest
 import yaml
 from replaying import replay
 
-from workbench import profile
+from workbench.experiment import profile
 from workbench.replay import NOTEBOOKS
 
 pytestmark = pytest.mark.engine

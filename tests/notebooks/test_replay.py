@@ -5,9 +5,10 @@ import nbformat
 import pytest
 from replaying import replay
 
-from workbench import keeper, runlog
+from workbench.experiment import runlog
+from workbench.serving import supervisor
 from workbench.replay import NOTEBOOKS
-from workbench.runlog import Block, Finding, Start
+from workbench.experiment.runlog import Block, Finding, Start
 
 pytestmark = pytest.mark.engine
 TREE = "+topk=2+draft_tokens=6"
@@ -81,7 +82,7 @@ def test_the_folder_holds_what_is_promised(replayed):
 
 def test_nothing_is_left_behind(replayed):
     servers = [r.server for r in runlog.read(replayed.folder / "runs.jsonl") if isinstance(r, Block)]
-    assert servers and all(keeper.processes(server) == [] for server in set(servers))
+    assert servers and all(supervisor.processes(server) == [] for server in set(servers))
 
 
 def test_resuming_measures_nothing_again(replayed):

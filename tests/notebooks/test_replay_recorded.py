@@ -3,7 +3,7 @@ import json
 
 import nbformat
 
-from workbench import provenance, recording
+from workbench.run import provenance, recording
 from workbench.replay import NOTEBOOKS
 
 NAME = "cpu-tiny"

@@ -2,9 +2,10 @@
 import pytest
 
 from tests.browser.chromium import Chromium
-from workbench import lab, publish
-from workbench.profile import ROOT
-from workbench.recording import FOLDER
+from workbench import publish
+from workbench.run import lab
+from workbench.experiment.profile import ROOT
+from workbench.run.recording import FOLDER
 
 pytestmark = pytest.mark.engine
 PICTURES = ROOT / "outputs" / "pictures"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from simulated_sweeps import play, steps_of
 
-from workbench import plans, sweeps
-from workbench.lab import Lab, open_lab
-from workbench.runlog import Block, Finding, RunLog
+from workbench.experiment import plans, sweeps
+from workbench.run.lab import Lab, open_lab
+from workbench.experiment.runlog import Block, Finding, RunLog
 
 LABEL = Finding(experiment="simulated", name="simulated", time="2026-01-01T00:00:00Z", value="Made by tests/unit/simulated_replay.py: no measurement.")
 

@@ -9,11 +9,11 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from workbench import schedule
-from workbench.arms import Arm
-from workbench.profile import Profile
-from workbench.runlog import Block, Failure, Finding, Line, Request, Start
-from workbench.schedule import Planned
+from workbench.experiment import schedule
+from workbench.experiment.arms import Arm
+from workbench.experiment.profile import Profile
+from workbench.experiment.runlog import Block, Failure, Finding, Line, Request, Start
+from workbench.experiment.schedule import Planned
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "refusals"
 EXPERIMENT, TIME, TOKENS = "draft_tp", "2026-01-01T00:00:00Z", 24

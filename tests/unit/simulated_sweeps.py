@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import simulated_runs
 from simulated_runs import TIME
 
-from workbench import plans
-from workbench.arms import Arm
-from workbench.plans import Task
-from workbench.profile import Profile
-from workbench.runlog import Block, Failure, Line, Start
+from workbench.experiment import plans
+from workbench.experiment.arms import Arm
+from workbench.experiment.plans import Task
+from workbench.experiment.profile import Profile
+from workbench.experiment.runlog import Block, Failure, Line, Start
 
 
 def play(plan: Callable[[Sequence[Line]], list[Task]], speed: Callable[[Task], float], *, noise: float = 0.01, spread: float = 0.0,

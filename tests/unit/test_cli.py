@@ -7,8 +7,13 @@ import pytest
 import yaml
 from tests.simulated import records
 
-from workbench import budget, cli, lab, machine, profile, runlog, server
-from workbench.errors import BadInput
+from workbench import cli
+from workbench.answers import budget
+from workbench.experiment import profile, runlog
+from workbench.predict import machine
+from workbench.run import lab
+from workbench.serving import server
+from workbench.experiment.errors import BadInput
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +127,7 @@ def test_the_machine_is_measured_as_the_profile_uses_it(monkeypatch, tmp_path):
 
 
 def test_gpus_that_are_not_here_are_not_measured(capsys, monkeypatch):
-    monkeypatch.setattr(machine, "_gpus", lambda visible: [])
+    monkeypatch.setattr(machine.gpus, "ours", lambda profile: [])
     assert cli.main(["bench", "machine", "h200-x2"]) == 2
     assert "tp: is 2, but no GPUs are visible; measure on the machine that serves the profile." in capsys.readouterr().err
 

@@ -5,8 +5,11 @@ import json
 
 import pytest
 
-from workbench import flags, logs, profile, provenance, server
-from workbench.arms import Arm
+from workbench.experiment import profile
+from workbench.predict import server_flags
+from workbench.run import provenance
+from workbench.serving import server, server_log
+from workbench.experiment.arms import Arm
 
 SECRET = "hf_abcdefghijklmnop"
 
@@ -31,7 +34,7 @@ def test_a_server_listens_on_this_machine_alone_unless_the_profile_says_otherwis
     for host, url in {"0.0.0.0": "http://127.0.0.1:4242", "10.0.0.5": "http://10.0.0.5:4242", "::1": "http://[::1]:4242"}.items():
         launch = launched(with_server(flags={"host": host}))
         assert (option(launch, "host"), launch.url) == (host, url)
-    assert [c.status for c in flags.check(with_server(flags={"host": "0.0.0.0"})) if c.name == "server.flags.host"] == ["warned"]
+    assert [c.status for c in server_flags.check(with_server(flags={"host": "0.0.0.0"})) if c.name == "server.flags.host"] == ["warned"]
 
 
 def test_code_of_a_model_folder_is_not_run_unless_the_profile_says_so():
@@ -42,13 +45,13 @@ def test_code_of_a_model_folder_is_not_run_unless_the_profile_says_so():
 @pytest.mark.parametrize("fields", [{"flags": {"api-key": SECRET}}, {"flags": {"admin_api_key": SECRET}}, {"environment": {"HF_TOKEN": SECRET}},
                                     {"environment": {"AWS_SECRET_ACCESS_KEY": SECRET}}])
 def test_a_profile_holds_no_secret(fields):
-    refused = [c for c in flags.check(with_server(**fields)) if c.status == "refused"]
+    refused = [c for c in server_flags.check(with_server(**fields)) if c.status == "refused"]
     assert len(refused) == 1 and SECRET not in f"{refused[0].detail} {refused[0].mend}"
 
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "SGLANG_SIMULATE_ACC_LEN", "MAX_TOTAL_TOKENS", "NCCL_P2P_DISABLE"])
 def test_a_harmless_name_is_no_secret(name):
-    assert not logs.is_secret(name)
+    assert not server_log.is_secret(name)
 
 
 def test_nothing_of_the_environment_is_written_down_but_what_the_collectives_hang_on(monkeypatch):
@@ -58,4 +61,4 @@ def test_nothing_of_the_environment_is_written_down_but_what_the_collectives_han
     facts = provenance.collect(profile.load("cpu-tiny"), ["workbench", "replay", "cpu-tiny", "-p", f"environment={{HF_TOKEN: {SECRET}}}"])
     assert SECRET not in json.dumps(facts) and facts["nccl"] == {"NCCL_P2P_DISABLE": "1"}
     described = server.describe(launched(with_server(environment={"HF_TOKEN": SECRET})))
-    assert SECRET not in str(described) and described["environment"]["HF_TOKEN"] == logs.HIDDEN
+    assert SECRET not in str(described) and described["environment"]["HF_TOKEN"] == server_log.HIDDEN

@@ -8,10 +8,12 @@ import pytest
 from simulated_replay import measured
 from simulated_runs import profile, sound
 
-import workbench
-from workbench import charts, control_panel, running, watching
-from workbench.control_panel import Panel
-from workbench.runlog import Block, RunLog
+from workbench import panel as door
+from workbench.judge import narrowing
+from workbench.report import charts
+from workbench.run import ticket
+from workbench.panel import Panel
+from workbench.experiment.runlog import Block, RunLog
 
 SLEEPER = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(130)); print('draft_tp: block 3 of 12 on own-1, about 40 s left', flush=True); time.sleep(60)"
 
@@ -31,7 +33,7 @@ def place(tmp_path, monkeypatch):
     Quick.started = []
     made = []
     popen = subprocess.Popen
-    monkeypatch.setattr(control_panel.subprocess, "Popen", lambda *at, **how: made.append(popen(*at, **how)) or made[-1])
+    monkeypatch.setattr(door.subprocess, "Popen", lambda *at, **how: made.append(popen(*at, **how)) or made[-1])
     yield tmp_path / "outputs" / "notebook"
     for process in made:
         process.kill()
@@ -40,7 +42,7 @@ def place(tmp_path, monkeypatch):
 
 def ended(folder: Path) -> None:
     end = time.monotonic() + 20
-    while running.read(folder).alive and time.monotonic() < end:
+    while ticket.read(folder).alive and time.monotonic() < end:
         time.sleep(0.1)
 
 
@@ -49,14 +51,14 @@ def test_two_clicks_and_a_second_panel_start_one_run(place):
     assert (first.start.disabled, first.stop.disabled) == (False, True)
     folder = first.begin()
     assert first.begin() == folder and Quick("cpu-tiny", place, "04_draft_tp").begin() == folder
-    assert len(Quick.started) == 1 and running.read(folder).alive
+    assert len(Quick.started) == 1 and ticket.read(folder).alive
     assert (first.start.disabled, first.stop.disabled) == (True, False)
 
 
 def test_a_new_panel_finds_the_run_at_work_and_can_stop_it(place):
     folder = Quick("cpu-tiny", place).begin()
     again = Quick("cpu-tiny", place)
-    time.sleep(1)
+    ticket.tell_progress(folder, ticket.Progress("draft_tp", 3, 12, "own-1", 40.0))
     again.refresh()
     assert again.folder == folder and "Running" in again.state.value and "block 3 of 12 on own-1, about 40 s left" in again.state.value
     assert (again.bar.value, again.bar.max) == (2, 12)
@@ -77,7 +79,7 @@ def test_the_run_is_the_one_that_was_chosen(place):
     skipped = [word for flag, word in zip(options, options[1:]) if flag == "--skip"]
     assert "04_draft_tp" not in skipped and len(skipped) == 7 and folder.parent == place.parent
     from workbench.cli import changes as parsed
-    from workbench.profile import load
+    from workbench.experiment.profile import load
     assert load("cpu-tiny", parsed(changes)) == panel.chosen()
 
 
@@ -89,7 +91,7 @@ def test_what_cannot_be_run_is_said_and_not_started(place):
 
 
 def test_the_widgets_take_a_profiles_own_plan_and_every_divisor_of_its_tp(place):
-    panel = Quick("h200-x4" if "h200-x4" in control_panel.available() else "cpu-tiny", place)
+    panel = Quick("h200-x4" if "h200-x4" in door.available() else "cpu-tiny", place)
     names = [box.description for box in panel.arms.children]
     assert names[:2] == ["none", "shared"] and "own-1" in names
     assert panel.pairs.value == panel.chosen().plan.pairs
@@ -101,8 +103,8 @@ def test_a_finished_run_is_shown_with_its_verdict_and_nothing_of_it_is_markup(pl
     lab = measured(folder)
     from workbench.publish import publish
     publish(lab)
-    (folder / running.LOG).write_text("<b>draft_tp: block 9 of 9 on own-1</b>")
-    running.write(folder, running.Ticket(1, -7, "08_report", 8, 8, 0))
+    (folder / ticket.LOG).write_text("<b>draft_tp: block 9 of 9 on own-1</b>")
+    ticket.write(folder, ticket.Ticket(1, -7, "08_report", 8, 8, 0))
     panel.folder = folder
     panel.refresh()
     assert panel.pairs.value == lab.profile.plan.pairs
@@ -111,37 +113,44 @@ def test_a_finished_run_is_shown_with_its_verdict_and_nothing_of_it_is_markup(pl
 
 
 def test_a_notebook_shows_it_by_its_last_line(place):
-    assert workbench.panel("cpu-tiny", place).view.children
+    assert door.show("cpu-tiny", place).view.children
 
 
 # ------------------------------------------------------------------ what is seen of a run at work
 
 def test_the_interval_narrows_and_ends_as_the_verdict_has_it():
     records = [r for r in sound() if not isinstance(r, Block) or r.role != "parity"]
-    table = watching.narrowing(profile(), records)
-    assert watching.question(records) == ("draft_tp", "own-1", "shared")
+    table = narrowing.narrowing(profile(), records)
+    assert narrowing.question(records) == ("draft_tp", "own-1", "shared")
     widths = (table["high"] - table["low"]).tolist()
     assert table["pair"].tolist() == [1, 2, 3, 4, 5, 6] and widths[3] > widths[5] and all(w != w for w in widths[:3])
-    from workbench import verdict
+    from workbench.judge import verdict
     found = next(c for c in verdict.judge(profile(), sound()).comparisons if (c.a, c.b, c.metric) == ("own-1", "shared", "tokens_per_s"))
     assert table.iloc[-1]["low"] == pytest.approx(found.interval.low) and table.iloc[-1]["ratio"] == pytest.approx(found.interval.ratio)
     assert charts.svg(charts.narrowing(table)).count("<path") > 6
 
 
 def test_before_the_first_pair_there_is_nothing_to_see(tmp_path):
-    assert watching.narrowing(profile(), []).empty and watching.question([]) is None and watching.progress("") is None
-    assert "no pair of blocks yet" in charts.svg(charts.narrowing(watching.narrowing(profile(), [])))
+    assert narrowing.narrowing(profile(), []).empty and narrowing.question([]) is None and ticket.progress(tmp_path) is None
+    assert "no pair of blocks yet" in charts.svg(charts.narrowing(narrowing.narrowing(profile(), [])))
 
 
-def test_progress_is_the_last_that_was_said():
-    said = "· draft_tp: block 1 of 9 on none\n· none: up after 3 s\n· draft_tp: block 2 of 9 on shared+steps=2, about 2 min left\n"
-    assert watching.progress(said) == watching.Progress("draft_tp", 2, 9, "shared+steps=2", "2 min")
+def test_progress_is_a_record_that_the_panel_words(place):
+    panel = Quick("cpu-tiny", place)
+    folder = panel.begin()
+    at = ticket.Progress("draft_tp", 2, 9, "shared+steps=2", 120.0)
+    ticket.tell_progress(folder, at)
+    assert ticket.progress(folder) == at
+    panel.refresh()
+    assert "block 2 of 9 on shared+steps=2, about 2 min left" in panel.state.value and (panel.bar.value, panel.bar.max) == (1, 9)
+    with ticket.Claim(folder.parent / "next"):
+        assert ticket.progress(folder.parent / "next") is None
 
 
 def test_a_log_under_work_with_a_torn_line_is_read(tmp_path):
     lab = measured(tmp_path)
     with open(tmp_path / "runs.jsonl", "ab") as file:
         file.write(b'{"kind": "blo')
-    assert len(watching.narrowing(lab.profile, lab.records)) > 3
+    assert len(narrowing.narrowing(lab.profile, lab.records)) > 3
     with RunLog(tmp_path / "runs.jsonl"):
         pass

@@ -7,8 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from workbench import footprint, lab, negative, predictions, recording, runlog
-from workbench.profile import ROOT
+from workbench.answers import cycle_check, memory_check, negative_control
+from workbench.experiment import runlog
+from workbench.run import lab, recording
+from workbench.experiment.profile import ROOT
 
 RECORDINGS = ROOT / "fixtures" / "recordings"
 README = (ROOT / "README.md").read_text()
@@ -64,7 +66,7 @@ def test_answers_part_from_none_where_two_tokens_are_equal_to_bfloat16():
 
 
 def test_a_corrupted_rank_was_caught_on_the_gpus_in_both_ways():
-    found = negative.known(lab.reopen(RECORDINGS / "h200-x2-tiny-control"))
+    found = negative_control.known(lab.reopen(RECORDINGS / "h200-x2-tiny-control"))
     assert list(found) == ["own-1+agreement=check", "own-1+agreement=off"] and all(value["detected"] for value in found.values())
     assert "ranks [1] drafted another tree than rank 0" in found["own-1+agreement=check"]["sentence"]
     assert "`ranks [1] drafted another tree than rank 0`" in " ".join(README.split())
@@ -90,7 +92,7 @@ def test_what_eight_simulated_ranks_did():
 
 def test_memory_was_predicted_and_given_back_as_said():
     shown = [lab.reopen(RECORDINGS / name) for name in recording.names() if name.startswith("h200")]
-    tables = {run.folder.name: footprint.table(run)["off (%)"].dropna().abs() for run in shown}
+    tables = {run.folder.name: memory_check.table(run)["off (%)"].dropna().abs() for run in shown}
     assert sum(len(off) > 0 for off in tables.values()) >= 6 and all(off.max() <= 1 for off in tables.values() if len(off))
     assert all(run.finding("memory")["given_back"] for run in shown if tables[run.folder.name].size)
 
@@ -101,13 +103,13 @@ def test_the_table_of_faults_is_what_was_measured():
 
 
 def test_the_cycles_are_those_measured_and_predicted_and_those_that_miss_are_named():
-    table, said = predictions.recorded()
+    table, said = cycle_check.recorded()
     columns = ["none", "shared", "own-1", "own-1+agreement=off"]
     shown = table[table["run"].str.startswith("h200") & ~table["run"].str.contains("tiny") & table["arm"].isin(columns)]
     for name, rows in shown.groupby("run"):
         cells = {row["arm"]: f"{row['measured cycle (ms)']:.2f} → {row['model alone (ms)']:.2f}, {row['off (%)']:+.0f} %" for _, row in rows.iterrows()}
         assert f"| `{name}` | {' | '.join(cells.get(arm, '–') for arm in columns)} |" in README
-    missed = shown[shown["off (%)"].abs() > predictions.ALLOWED]
+    missed = shown[shown["off (%)"].abs() > cycle_check.ALLOWED]
     assert len(shown) == 30 and "Two of 30 are off by more than 15 %" in README
     assert list(zip(missed["run"], missed["arm"])) == [("h200-x2-hostpath-head-32000", "shared"), ("h200-x2-kimi-mini-fused", "own-1+agreement=off")]
     ordered = [found for name in set(shown["run"]) if (found := re.search(r"It orders (.+?)(\d+) (?:of the )?pairs of arms", said[name]))]
@@ -117,7 +119,7 @@ def test_the_cycles_are_those_measured_and_predicted_and_those_that_miss_are_nam
 
 def test_what_the_model_misses_of_shared_is_what_the_notebook_says():
     missed = re.search(r"\(([\d.]+) ms of its drafting and ([\d.]+) ms between the stages\)", README)
-    said = predictions.recorded()[1]["h200-x2-hostpath-head-32000"]
+    said = cycle_check.recorded()[1]["h200-x2-hostpath-head-32000"]
     assert f"has +{missed[1]} ms in draft, " in said and f"+{missed[2]} ms in the host against the model" in said
 
 

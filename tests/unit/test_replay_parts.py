@@ -5,10 +5,14 @@ from nbformat.v4 import new_code_cell, new_notebook
 from simulated_replay import measured
 from simulated_sweeps import play
 
-from workbench import communication, lab, pace, plans, replay, runlog, sweeps, verdict
-from workbench.errors import WorkbenchError
-from workbench.profile import ROOT
-from workbench.runlog import Block, Failure, RunLog
+from workbench import replay
+from workbench.experiment import plans, runlog, sweeps
+from workbench.judge import verdict
+from workbench.serving import gpus
+from workbench.run import lab
+from workbench.experiment.errors import WorkbenchError
+from workbench.experiment.profile import ROOT
+from workbench.experiment.runlog import Block, Failure, RunLog
 
 
 def cell(status: str, *tags: str):
@@ -57,7 +61,7 @@ def test_what_is_left_is_known_from_the_log(tmp_path):
             file.append(record)
     left = replay._left_s(part, replay.NOTEBOOKS)
     # Four starts of 15 s and two of 04's servers, and blocks beside.
-    assert left > 15 * 8 and pace.words(left).endswith("min left")
+    assert left > 15 * 8 and plans.left_words(left).endswith("min left")
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 5, 8, 9])
@@ -102,13 +106,13 @@ def test_time_left_is_by_blocks_of_their_kind_and_starts(tmp_path):
     run = measured(tmp_path)
     tasks = [task for _, task in plans.numbered(plans.baseline(run.profile, len(run.prompts)))]
     alone = [r.seconds for r in run.records if isinstance(r, Block) and r.role != "parity" and (len(r.requests), r.concurrency) == (run.profile.workload.requests_per_block, 1)]
-    told = pace.left_s(run.records, [t for t in tasks if t.planned.role == "measure"], 2)
+    told = plans.left_s(run.records, [t for t in tasks if t.planned.role == "measure"], 2)
     assert told == pytest.approx(30 + 8 * sum(alone) / len(alone), rel=0.01)
-    assert pace.left_s([], tasks, 1) is None
-    assert [pace.words(s) for s in (None, 3, 42, 99, 125, 3600)] == [
+    assert plans.left_s([], tasks, 1) is None
+    assert [plans.left_words(s) for s in (None, 3, 42, 99, 125, 3600)] == [
         "", ", about 5 s left", ", about 40 s left", ", about 100 s left", ", about 2 min left", ", about 60 min left"]
 
 
 def test_the_facts_of_this_machine_are_found_without_a_gpu():
-    found = communication.facts(lab.load("cpu-tiny"))
+    found = gpus.facts(lab.load("cpu-tiny"))
     assert found.engine == "cpu" and found.ranks == 2 and "lo" in found.interfaces

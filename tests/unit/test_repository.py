@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workbench.profile import ROOT
+from workbench.experiment.profile import ROOT
 from workbench.replay import NOTEBOOKS
 
 PIN = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s#]+)")
@@ -34,7 +34,7 @@ def test_every_version_is_pinned_once_and_the_files_agree():
     everything = own | cpu | bare
     assert published["sglang"] == bare["sglang"]
     assert all(everything[name.lower()] == version for name, version in published.items())
-    from workbench.engine.hooks import SGLANG
+    from workbench.engine.orders import SGLANG
     assert SGLANG == bare["sglang"]
 
 
@@ -69,7 +69,7 @@ def test_the_replayed_notebooks_exist():
 
 def test_sglangs_processes_load_no_notebook_or_table_package():
     code = ("import sys, workbench.engine.plugin as p, workbench.engine.cpu.backend; "
-            "print([m for m in ('pandas', 'altair', 'IPython', 'papermill', 'scipy', 'pydantic', 'workbench.lab') if m in sys.modules])")
+            "print([m for m in ('pandas', 'altair', 'IPython', 'papermill', 'scipy', 'pydantic', 'workbench.run.lab') if m in sys.modules])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
@@ -89,7 +89,7 @@ def test_arrows_go_one_way(path: Path):
             elif name.startswith("workbench.engine."):
                 assert any(name == allowed or name.startswith(allowed + ".") for allowed in SHARED), f"{path.name} imports {name}"
             elif name.split(".")[0] == "sglang":
-                assert path.name == "inspection.py", f"{path.name} imports {name}"
+                assert path.name == "probe_sglang.py", f"{path.name} imports {name}"
 
 
 def test_modules_say_what_they_are_for():

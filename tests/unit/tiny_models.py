@@ -6,7 +6,7 @@ import numpy
 import yaml
 from safetensors.numpy import save_file
 
-from workbench import profile as profiles
+from workbench.experiment import profile as profiles
 
 TARGET = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=32, num_hidden_layers=8, num_attention_heads=4,
               num_key_value_heads=2, head_dim=8, intermediate_size=64, vocab_size=128, max_position_embeddings=256,

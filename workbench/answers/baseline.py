@@ -1,9 +1,9 @@
 """The notebooks' answers in words, computed from the log."""
 from __future__ import annotations
 
-from workbench import measures
-from workbench.lab import Lab
-from workbench.runlog import Block
+from workbench.experiment import metrics
+from workbench.run.lab import Lab
+from workbench.experiment.runlog import Block
 
 
 def baseline(lab: Lab) -> str:
@@ -14,6 +14,6 @@ def baseline(lab: Lab) -> str:
         return "No answer: the plain server was not measured against itself."
     i = controls[0].interval
     caveat = " On the CPU engine this says nothing about GPUs." if lab.profile.engine == "cpu" else ""
-    return (f"Without speculation {measures.tokens_per_s(blocks):.1f} tokens/s; against itself the plain server measures {i.ratio:.3f} "
+    return (f"Without speculation {metrics.tokens_per_s(blocks):.1f} tokens/s; against itself the plain server measures {i.ratio:.3f} "
             f"({100 * i.level:g} % interval {i.low:.3f} to {i.high:.3f}, {controls[0].units[0]} pairs of blocks), which is the noise of a "
             f"difference inside one server.{caveat}")

@@ -12,11 +12,13 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from workbench import charts, measures, runlog, schedule, stats
-from workbench.errors import WorkbenchError
-from workbench.lab import Lab
-from workbench.plans import WARMUP_REQUESTS, Task
-from workbench.runlog import Block, Line, Start
+from workbench.experiment import metrics, runlog, schedule
+from workbench.judge import stats
+from workbench.report import charts
+from workbench.experiment.errors import WorkbenchError
+from workbench.run.lab import Lab
+from workbench.experiment.plans import WARMUP_REQUESTS, Task
+from workbench.experiment.runlog import Block, Line, Start
 
 HOT, RESTARTS = "bench_hot", "bench_restarts"
 WAYS = {HOT: "hot arms", RESTARTS: "restarts"}
@@ -145,7 +147,7 @@ def _starts(blocks: Sequence[Block]) -> list[float]:
 
 
 def _log_speed(blocks: Sequence[Block]) -> float:
-    return math.log(measures.tokens_per_s(blocks))
+    return math.log(metrics.tokens_per_s(blocks))
 
 
 def _time(text: str) -> float:

@@ -3,42 +3,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
-from workbench import ceilings, cost, host, machine, pair
-from workbench.arms import Arm
-from workbench.cost import Prediction
-from workbench.errors import BadInput, WorkbenchError
-from workbench.lab import Lab
-from workbench.machine import Machine
-from workbench.pair import ModelShape
-from workbench.runlog import Block
-from workbench.tables import number
+from workbench.answers import host_time
+from workbench.predict import ceilings, cycle_time, machine, model_shape
+from workbench.experiment.arms import Arm
+from workbench.predict.basis import Basis
+from workbench.predict.cycle_time import Prediction
+from workbench.experiment.errors import BadInput, WorkbenchError
+from workbench.run.lab import Lab
+from workbench.predict.machine import Machine
+from workbench.experiment.runlog import Block
+from workbench.report.tables import number
 
 CPU_CAVEAT = " Measured on the CPU engine: not a statement about GPUs."
-
-
-@dataclass(frozen=True)
-class Basis:
-    """What predictions stand on: the machine's measured inputs and the shapes of the pair; or, in ``why``, why there are none.
-
-    host: {arm: seconds that the host needs for a cycle}, as the recording host_from tells of this machine; empty where none does.
-    """
-
-    inputs: Machine | None = None
-    target: ModelShape | None = None
-    draft: ModelShape | None = None
-    why: str = ""
-    host: Mapping[str, float] = field(default_factory=dict)
-    host_from: str = ""
-
-    def host_s(self, arm: Arm) -> float:
-        """Seconds that the host needs for a cycle of an arm; an unknown own-N's are own-1's, whose broadcast it launches too, or shared's."""
-        like = (arm.name, *(["own-1"] if arm.placement == "own" else []), "shared" if arm.speculates else "none")
-        return next((self.host[name] for name in like if name in self.host), 0.0)
 
 
 def basis(run: Lab) -> Basis:
@@ -51,9 +31,9 @@ def basis(run: Lab) -> Basis:
         return Basis(why="the log holds measurements but not the inputs of their machine: run 02_budget before the servers")
     try:
         inputs = machine.of(run.profile) if kept is None else Machine.from_json(kept)
-        target, draft = (pair.read(getattr(run.profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
-        cost.by_placement(run.profile, target, draft, inputs)
-        told_by, told = host.of(run, inputs)
+        target, draft = (model_shape.read(getattr(run.profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
+        cycle_time.by_placement(run.profile, target, draft, inputs)
+        told_by, told = host_time.of(run, inputs)
     except WorkbenchError as error:
         return Basis(why=str(error).rstrip("."))
     if kept is None:
@@ -94,13 +74,13 @@ def numbers(run: Lab, verdict: Mapping[str, Any], found: Basis = Basis()) -> cei
 def collectives(run: Lab, facts: Mapping[str, Any], found: Basis) -> float | None:
     """Collectives of shared's drafting a cycle: as counted in the server, or where graphs hide them from that by its source."""
     counted = facts.get("collectives_per_round") or {}
-    if "draft" in counted and not cost.graphs(run.profile):
+    if "draft" in counted and not cycle_time.graphs(run.profile):
         return counted["draft"] + counted.get("draft_extend", 0)
     return None if found.inputs is None else sum(c.count for work in _drafting(run, found) for c in work.collectives)
 
 
-def _drafting(run: Lab, found: Basis) -> list[cost.Work]:
-    works = cost.stages(run.profile, found.target, found.draft, Arm("shared"))
+def _drafting(run: Lab, found: Basis) -> list[cycle_time.Work]:
+    works = cycle_time.stages(run.profile, found.target, found.draft, Arm("shared"))
     return [works[stage] for stage in ("draft", "draft_extend")]
 
 
@@ -108,12 +88,12 @@ def collective_s(run: Lab, found: Basis) -> float:
     """Mean seconds of one collective of shared's drafting, by the machine's latencies."""
     works = _drafting(run, found)
     count = sum(c.count for work in works for c in work.collectives)
-    return sum(cost.cost(run.profile, work, found.inputs).collective_s for work in works) / count if count else 0.0
+    return sum(cycle_time.cost(run.profile, work, found.inputs).collective_s for work in works) / count if count else 0.0
 
 
 def placements(run: Lab, found: Basis) -> dict[str, Prediction]:
     """{arm: its predicted cycle} for shared and every own-N; empty without a basis."""
-    return {} if found.inputs is None else cost.by_placement(run.profile, found.target, found.draft, found.inputs, context=context(run))
+    return {} if found.inputs is None else cycle_time.by_placement(run.profile, found.target, found.draft, found.inputs, context=context(run))
 
 
 def inputs(found: Basis) -> pd.DataFrame:
@@ -158,10 +138,10 @@ def verify_table(run: Lab, found: Basis, widths: Sequence[int] = tuple(range(1, 
     columns = ["tokens verified", "verify (ms)", "in plain steps"]
     if found.inputs is None:
         return pd.DataFrame(columns=columns)
-    times, experts = cost.verify_s(run.profile, found.target, found.inputs, widths, context=context(run)), found.target.experts
+    times, experts = cycle_time.verify_s(run.profile, found.target, found.inputs, widths, context=context(run)), found.target.experts
     rows = pd.DataFrame([(w, 1e3 * s, s / times[1]) for w, s in times.items()], columns=columns)
     return rows if experts is None else rows.assign(**{"experts read (of a layer)": [
-        cost.distinct_experts(experts.count, cost.experts_a_token(found.target), w * run.profile.workload.concurrency) for w in times]})
+        cycle_time.distinct_experts(experts.count, cycle_time.experts_a_token(found.target), w * run.profile.workload.concurrency) for w in times]})
 
 
 def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
@@ -170,7 +150,7 @@ def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
     predictions = placements(run, found)
     if not predictions:
         return f"{said} No prediction for this machine: {found.why}."
-    chosen, shared = cost.best(predictions), predictions["shared"]
+    chosen, shared = cycle_time.best(predictions), predictions["shared"]
     gain = shared.draft_s - chosen.draft_s
     best = f"least on {chosen.arm}, {in_ms(chosen.draft_s)}: separating saves {in_ms(gain)} of {in_ms(shared.cycle_s)} at best"
     return (f"{said} On this machine ({found.inputs.name}) the model expects drafting to take {in_ms(shared.draft_s)} of a cycle on the "

@@ -7,11 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from workbench import sweeps, width
-from workbench.arms import Arm
-from workbench.budget import Basis, caveat, collective_s, collectives, in_ms, verify_table
-from workbench.lab import Lab
-from workbench.tables import NOT_APPLICABLE, number
+from workbench.experiment import sweeps
+from workbench.predict import step_count
+from workbench.experiment.arms import Arm
+from workbench.answers.budget import caveat, collective_s, collectives, in_ms, verify_table
+from workbench.predict.basis import Basis
+from workbench.run.lab import Lab
+from workbench.report.tables import NOT_APPLICABLE, number
 
 STAGES = ("draft", "verify", "draft_extend", "decode")      # of a cycle; decode is the step without speculation
 HOST = "host"
@@ -106,7 +108,7 @@ def widths(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
     return table
 
 
-def steps(run: Lab, verdict: Mapping[str, Any]) -> tuple[width.Choice, ...]:
+def steps(run: Lab, verdict: Mapping[str, Any]) -> tuple[step_count.Choice, ...]:
     """What other numbers of steps would give, by this run's acceptance at each position and verify at the widths that were measured.
 
     Empty where acceptance or stage times were not measured, or the drafts are trees.
@@ -119,14 +121,14 @@ def steps(run: Lab, verdict: Mapping[str, Any]) -> tuple[width.Choice, ...]:
     if "decode" not in plain or "verify" not in shared or not acceptance or spec.topk != 1 or not spec.steps:
         return ()
     drafting = (shared.get("draft", 0.0) + shared.get("draft_extend", 0.0)) / 1e3
-    return width.choices(acceptance, curve(run, verdict), drafting / spec.steps, fixed_s=max(0.0, shared[HOST]) / 1e3,
+    return step_count.choices(acceptance, curve(run, verdict), drafting / spec.steps, fixed_s=max(0.0, shared[HOST]) / 1e3,
                          plain_s=plain["cycle"] / 1e3)
 
 
 def best_steps(run: Lab, verdict: Mapping[str, Any]) -> str:
     """``width.sentence`` of ``steps``, and where acceptance was made up that it was."""
     simulated = any((facts or {}).get("accept_simulated") for facts in (verdict.get("arms") or {}).values())
-    return width.sentence(steps(run, verdict)) + (" Acceptance was simulated, so this is no statement about the pair." if simulated else "")
+    return step_count.sentence(steps(run, verdict)) + (" Acceptance was simulated, so this is no statement about the pair." if simulated else "")
 
 
 def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:

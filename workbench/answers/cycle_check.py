@@ -9,12 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from workbench import cost, host, recording, tables, trace, traces
-from workbench.arms import Arm
-from workbench.budget import Basis, basis, context
-from workbench.cost import Prediction
-from workbench.cycle import HOST, measured
-from workbench.lab import Lab, reopen
+from workbench.answers import host_time, profiled_cycles, torch_trace
+from workbench.predict import cycle_time
+from workbench.report import tables
+from workbench.run import recording
+from workbench.experiment.arms import Arm
+from workbench.answers.budget import basis, context
+from workbench.predict.basis import Basis
+from workbench.predict.cycle_time import Prediction
+from workbench.answers.cycle import HOST, measured
+from workbench.run.lab import Lab, reopen
 
 ALLOWED = 15.0          # percent that a prediction may be off before the notebook says so
 WORTH_NAMING = 0.02     # of the cycle: a stage's difference
@@ -34,7 +38,7 @@ def predicted(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, P
     if "shared" not in found_alone:
         return found_alone
     cycle = measured(verdict)["shared"]["cycle"] / 1e3
-    if cost.overlaps(run.profile):
+    if cycle_time.overlaps(run.profile):
         taken = {"host_s": cycle}
     else:
         taken = {"remainder_s": cycle - found_alone["shared"].cycle_s}
@@ -47,7 +51,7 @@ def alone(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Predi
     if found.inputs is None:
         return {}
     counted, arms = kernels(run, found), {name: Arm.parse(name) for name in measured(verdict)}
-    return {name: cost.predict(run.profile, found.target, found.draft, arm, found.inputs, context=context(run), kernels=counted,
+    return {name: cycle_time.predict(run.profile, found.target, found.draft, arm, found.inputs, context=context(run), kernels=counted,
                                host_s=found.host_s(arm))
             for name, arm in arms.items() if not (arm.replica or arm.comm)}
 
@@ -55,14 +59,14 @@ def alone(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Predi
 def kernels(run: Lab, found: Basis) -> dict[str, float]:
     """{stage: kernels a cycle that are no collective}, counted in the traces of shared and none; without those the model's own estimate."""
     counted: dict[str, float] = {}
-    profiled = traces.decompositions(run)
+    profiled = profiled_cycles.decompositions(run)
     for name in ("none", "shared"):
         entry = profiled.get(name) or {}
-        if not (parts := traces.parts(entry)) or entry.get("cpu", True):
+        if not (parts := profiled_cycles.parts(entry)) or entry.get("cpu", True):
             continue
-        for stage, work in cost.stages(run.profile, found.target, found.draft, Arm(name)).items():
+        for stage, work in cycle_time.stages(run.profile, found.target, found.draft, Arm(name)).items():
             if stage in parts:
-                counted[stage] = max(0.0, parts[stage].kernels / trace.cycles(parts) - sum(c.count for c in work.collectives))
+                counted[stage] = max(0.0, parts[stage].kernels / torch_trace.cycles(parts) - sum(c.count for c in work.collectives))
     return counted
 
 
@@ -144,7 +148,7 @@ def sentence(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
     said = [_missed("With nothing taken from the run", table["arm"], table["off (%)"])]
     if found.host_from:
         said.append(f"What the host needs for a cycle is known from {recording.PREFIX}{found.host_from}, where the device is idle.")
-    elif (shared := alone(run, verdict, found).get("shared")) and shared.device_s < host.IDLE * measured(verdict)["shared"]["cycle"] / 1e3:
+    elif (shared := alone(run, verdict, found).get("shared")) and shared.device_s < host_time.IDLE * measured(verdict)["shared"]["cycle"] / 1e3:
         said.append("The device is idle for more than three quarters of a cycle: what was measured is the host.")
     if not (fitted := table.dropna(subset="then off (%)")).empty:
         said.append(_missed("With what it does not know taken from shared", fitted["arm"], fitted["then off (%)"]))

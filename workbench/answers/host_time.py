@@ -7,13 +7,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from workbench import cost, pair, recording
-from workbench.arms import Arm
-from workbench.errors import WorkbenchError
-from workbench.lab import Lab
-from workbench.machine import Machine
-from workbench.profile import Profile
-from workbench.tables import number
+from workbench.predict import cycle_time, model_shape
+from workbench.run import recording
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import WorkbenchError
+from workbench.run.lab import Lab
+from workbench.predict.machine import Machine
+from workbench.experiment.profile import Profile
+from workbench.report.tables import number
 
 IDLE = 0.25         # of a measured cycle: a device with no more work than this waits for the host
 
@@ -49,8 +50,8 @@ def _idle(folder: Path, run: Lab, inputs: Machine) -> dict[str, float]:
     if profile.workload.concurrency != run.profile.workload.concurrency or profile.tp != run.profile.tp or "shared" not in told:
         return {}
     try:
-        target, draft = (pair.read(getattr(profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
-        device = cost.predict(profile, target, draft, Arm("shared"), inputs).cycle_s
+        target, draft = (model_shape.read(getattr(profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
+        device = cycle_time.predict(profile, target, draft, Arm("shared"), inputs).cycle_s
     except WorkbenchError:
         return {}
     return told if device < IDLE * told["shared"] else {}

@@ -6,13 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from workbench import memory, pair
-from workbench.arms import Arm
-from workbench.errors import BadInput
-from workbench.flags import number
-from workbench.lab import Lab
-from workbench.memory import MIB
-from workbench.runlog import Start
+from workbench.predict import memory, model_shape
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import BadInput
+from workbench.run.lab import Lab
+from workbench.predict.memory import MIB
+from workbench.experiment.runlog import Start
 
 TARGET = ("target weights", "target KV pool")
 OWN = ("draft weights", "copied embedding", "draft KV pool")
@@ -57,11 +56,11 @@ def predicted(run: Lab) -> dict[str, dict[str, int]]:
 
     Raises: BadInput when the pair's folders cannot be read.
     """
-    target, draft = (pair.read(getattr(run.profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
-    page = max(1, int(number(run.profile, "page-size", 1)))
+    target, draft = (model_shape.read(getattr(run.profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
+    page = max(1, int(run.profile.number("page-size", 1)))
     found = {}
     for name, told in measured(run).items():
-        need, limit = memory.predict(run.profile, target, draft, Arm.parse(name)), number(run.profile, "max-total-tokens")
+        need, limit = memory.predict(run.profile, target, draft, Arm.parse(name)), run.profile.number("max-total-tokens")
         rows = told["rows"] if limit is None else int(limit) // page * page + page
         found[name] = {TARGET[0]: need.target, TARGET[1]: rows * need.kv}
         if Arm.parse(name).speculates:

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from workbench import client, logs
-from workbench import server as servers
-from workbench.arms import Arm
-from workbench.errors import Hung, ServerFailed
-from workbench.lab import Lab
-from workbench.profile import Profile
-from workbench.runlog import NEGATIVE, negative_controls
+from workbench.serving import client, server_log
+from workbench.serving import server as servers
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import Hung, ServerFailed
+from workbench.run.lab import Lab
+from workbench.experiment.profile import Profile
+from workbench.experiment.runlog import NEGATIVE, negative_controls
 
 READY_WITHIN_S, TOKEN_WITHIN_S = 200.0, 20.0     # a hang is what is expected here, so it is waited for no longer than it takes to tell
 DISAGREED = "drafted another tree than rank 0"   # of workbench/engine/agreement.py, which imports torch
@@ -73,8 +73,8 @@ def _caught(lab: Lab, arm: Arm) -> dict[str, Any]:
     except ServerFailed as error:
         failure = error
     seconds = time.monotonic() - begun
-    own = logs.first_failure(log) if failure else None        # the server's own words, where it died of it
-    told = logs.clean(own.splitlines()[-1] if own else str(failure or "").split("\n")[0])
+    own = server_log.first_failure(log) if failure else None        # the server's own words, where it died of it
+    told = server_log.clean(own.splitlines()[-1] if own else str(failure or "").split("\n")[0])
     if failure and not _is_of_the_corruption(arm, rank, failure, told, log):
         raise ServerFailed(f"{who}: its server failed for another reason, which is no evidence ({told.rstrip('.')})")
     sentence = (f"{who}: caught within {seconds:.0f} s of the start's beginning ({told.rstrip('.')})."
@@ -86,7 +86,7 @@ def _is_of_the_corruption(arm: Arm, rank: int, failure: ServerFailed, told: str,
     """Whether a failure is what the corrupted rank does: under ``check`` it is named, else the ranks part over requests that were taken."""
     if arm.agreement == "check":
         return f"ranks [{rank}] {DISAGREED}" in told
-    return (isinstance(failure, Hung) or logs.answering(log)) and "out of memory" not in told.lower()
+    return (isinstance(failure, Hung) or server_log.answering(log)) and "out of memory" not in told.lower()
 
 
 def _error(url: str, prompts: Sequence[Mapping[str, Any]]) -> ServerFailed | None:

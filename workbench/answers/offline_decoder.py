@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.utils import logging as progress
 
-from workbench.errors import BadInput
+from workbench.experiment.errors import BadInput
 
 TARGETS = ("LlamaForCausalLM", "DeepseekV3ForCausalLM")
 DRAFT = "LlamaForCausalLMEagle3"

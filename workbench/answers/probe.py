@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 
 from workbench.engine.cpu.paths import python_path
-from workbench.errors import WorkbenchError
-from workbench.lab import Lab
+from workbench.experiment.errors import WorkbenchError
+from workbench.run.lab import Lab
 
 # What an option for the draft's TP would have to be called: it speaks of the draft (or speculation) and of parallelism.
 _DRAFT = re.compile(r"(?i)draft|specul")
@@ -53,7 +53,7 @@ def installed() -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
     if not os.path.exists("/dev/nvidiactl"):
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
-    done = subprocess.run([sys.executable, "-m", "workbench.inspection"], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-m", "workbench.answers.probe_sglang"], env=environment, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise WorkbenchError(f"SGLang cannot be inspected: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no word why'}")
     return json.loads(done.stdout.splitlines()[-1])

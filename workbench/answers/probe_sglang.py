@@ -1,4 +1,4 @@
-"""Run as a process of its own by workbench.probe: imports the installed SGLang and prints what it finds as one JSON line."""
+"""Run as a process of its own by workbench.answers.probe: imports the installed SGLang and prints what it finds as one JSON line."""
 from __future__ import annotations
 
 import argparse

@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from workbench import trace
-from workbench.errors import WorkbenchError
-from workbench.lab import Lab
-from workbench.pool import TRACES
-from workbench.runlog import Finding
-from workbench.tables import number
+from workbench.answers import torch_trace
+from workbench.experiment.errors import WorkbenchError
+from workbench.run.lab import Lab
+from workbench.serving.pool import TRACES
+from workbench.experiment.runlog import Finding
+from workbench.report.tables import number
 
 _NAME = "trace "        # of the findings: "trace ARM"
 
@@ -34,22 +34,22 @@ def decompositions(run: Lab) -> dict[str, dict[str, Any]]:
 
 def _decompose(files: list[Path]) -> dict[str, Any]:
     try:
-        first, *peers = (trace.read(path) for path in files)
-        parts = trace.decompose(first, peers)
-        trace.cycles(parts)
+        first, *peers = (torch_trace.read(path) for path in files)
+        parts = torch_trace.decompose(first, peers)
+        torch_trace.cycles(parts)
     except WorkbenchError as error:
         return {"why": str(error).rstrip(".")}
     return {"parts": {stage: asdict(part) for stage, part in parts.items()}, "cpu": first.cpu}
 
 
-def parts(found: Mapping[str, Any]) -> dict[str, trace.Part]:
+def parts(found: Mapping[str, Any]) -> dict[str, torch_trace.Part]:
     """The parts of one arm's entry; empty where there are none."""
-    return {stage: trace.Part(**part) for stage, part in (found.get("parts") or {}).items()}
+    return {stage: torch_trace.Part(**part) for stage, part in (found.get("parts") or {}).items()}
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """``trace.table`` of every arm that was profiled, under each other."""
-    tables = [trace.table(own).assign(arm=arm).set_index("arm").reset_index() for arm, entry in found.items() if (own := parts(entry))]
+    tables = [torch_trace.table(own).assign(arm=arm).set_index("arm").reset_index() for arm, entry in found.items() if (own := parts(entry))]
     return pd.concat(tables) if tables else pd.DataFrame(columns=["arm", "stage"])
 
 
@@ -58,9 +58,9 @@ def bars(found: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     rows = []
     for arm, entry in found.items():
         own = parts(entry)
-        for stage in (stage for stage in trace.CYCLE if stage in own):
+        for stage in (stage for stage in torch_trace.CYCLE if stage in own):
             spent = {**own[stage].seconds, "waits for host": own[stage].host_gap, "launched, not running": own[stage].device_gap}
-            rows += [(arm, stage.replace("_", "-"), "waits for rank" if what == "wait" else what, 1e3 * seconds / trace.cycles(own))
+            rows += [(arm, stage.replace("_", "-"), "waits for rank" if what == "wait" else what, 1e3 * seconds / torch_trace.cycles(own))
                      for what, seconds in spent.items()]
     return pd.DataFrame(rows, columns=["arm", "stage", "what", "time (ms/cycle)"])
 
@@ -72,5 +72,5 @@ def answer(found: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]) -
         own, cycle = parts(entry), number(((verdict.get("arms") or {}).get(arm) or {}).get("cycle_ms"))
         where = " On a CPU, whose operators stand for kernels:" if entry.get("cpu") else ""
         beside = f" Without the profiler a cycle takes {cycle:.3g} ms." if cycle > 0 else ""
-        said.append(f"{arm}:{where} {trace.sentence(own)}{beside}" if own else f"{arm}: no trace ({entry.get('why', 'unknown')}).")
+        said.append(f"{arm}:{where} {torch_trace.sentence(own)}{beside}" if own else f"{arm}: no trace ({entry.get('why', 'unknown')}).")
     return "\n".join(said) or "No cycle was profiled: add -p traces=true."

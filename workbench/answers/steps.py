@@ -2,22 +2,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from workbench import accept, communication, crossover, halving, measures, sweeps, tables, width
-from workbench.arms import Arm
-from workbench.comparisons import Comparison
-from workbench.lab import Lab
-from workbench.profile import Profile
-from workbench.runlog import Block, Line
-from workbench.stats import Interval
-from workbench.sweeps import COLLECTIVES, STEPS, crossing
-from workbench.width import Choice
+from workbench.experiment import halving, metrics, sweeps
+from workbench.judge import accept
+from workbench.predict import step_count
+from workbench.report import tables
+from workbench.report.tables import SPEED
+from workbench.experiment.arms import Arm
+from workbench.judge.comparisons import Comparison
+from workbench.run.lab import Lab
+from workbench.experiment.profile import Profile
+from workbench.experiment.runlog import Block, Line
+from workbench.judge.stats import Interval
+from workbench.experiment.sweeps import STEPS, crossing
+from workbench.predict.step_count import Choice
 
-SPEED = "speed (% of the best)"
 
 
 def sweep_map(profile: Profile, records: Sequence[Line]) -> pd.DataFrame:
@@ -28,39 +32,15 @@ def sweep_map(profile: Profile, records: Sequence[Line]) -> pd.DataFrame:
     """
     rows = []
     for field in sweeps.fields(profile):
-        blocks = [b for b in _searched(records, STEPS) if b.arm in field.names]
+        blocks = [b for b in searched(records, STEPS) if b.arm in field.names]
         told = halving.effects({name: _logs(blocks, name) for name in field.names if _logs(blocks, name)})
         for place, names in field.arms.items():
             for name in names:
                 spec, own = profile.speculation.of(Arm.parse(name)), [b for b in blocks if b.arm == name]
                 shape = place if spec.topk == 1 else f"{place}, tree of topk {spec.topk}, {spec.draft_tokens} tokens"
                 rows.append((shape, name, spec.steps, 100 * math.exp(told[name]) if name in told else math.nan,
-                             measures.tokens_per_s(own) or math.nan, len(own)))
+                             metrics.tokens_per_s(own) or math.nan, len(own)))
     return pd.DataFrame(rows, columns=["shape", "arm", "steps", SPEED, "throughput (tokens/s)", "pairs of blocks"])
-
-
-def settings_map(profile: Profile, records: Sequence[Line], facts: communication.Facts) -> pd.DataFrame:
-    """One row a setting of the communication layer: what it is made of, whether it was tried, and its speed beside the best one's.
-
-    Speed is that of the search, by rounds of server starts; of a single setting there is none.
-    """
-    tried, skipped = communication.choose(facts, profile.sweep.settings)
-    broken, arms = sweeps.failed(records), sweeps.settings_arms(profile)
-    logs: dict[str, dict[int, float]] = {}
-    for b in _searched(records, COLLECTIVES):
-        if (comm := Arm.parse(b.arm).comm) and (speed := measures.tokens_per_s([b])):
-            logs.setdefault(comm, {})[b.pair, b.arm.removesuffix(f"+comm={comm}")] = math.log(speed)
-    told = halving.effects(logs)
-    compared = {Arm.parse(b.arm).comm for b in records if isinstance(b, Block) and (b.experiment, b.role) == (COLLECTIVES, "measure")}
-    rows = []
-    for name in [*tried, *skipped]:
-        setting = communication.SETTINGS[name]
-        made = " ".join([*(f"{key}={value}" for key, value in setting.environment.items()), *(f"--{flag}" for flag in setting.flags)]) or "nothing"
-        state = skipped.get(name) and f"skipped: {skipped[name]}" or broken.get(name) and f"failed: {broken[name].splitlines()[0]}" \
-            or ("compared" if name in compared else "searched" if name in logs else "not tried yet")
-        rows.append((name, made, state, 100 * math.exp(told[name]) if name in told else math.nan,
-                     len({pair for pair, _ in logs.get(name, ())}), setting.about))
-    return pd.DataFrame(rows, columns=["setting", "made of", "state", SPEED, f"blocks of {' and of '.join(arms)}", "about"])
 
 
 def by_load(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[int, Interval]]:
@@ -70,13 +50,6 @@ def by_load(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[int
         if c.valid and c.metric == "tokens_per_s" and c.experiment.startswith(crossing("")):
             found.setdefault((c.a, c.b), {})[int(c.experiment.removeprefix(crossing("")))] = c.interval
     return found
-
-
-def load_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """The ratios of tokens/s by requests at once, for ``charts.by_load``. rows: ``tables.comparisons``."""
-    here = rows[rows["experiment"].str.startswith(crossing("")) & rows["valid"] & (rows["metric"] == tables.METRIC_NAMES["tokens_per_s"])]
-    loads = here["experiment"].str.removeprefix(crossing("")).astype(int)
-    return here.assign(**{"requests at once": loads})[["comparison", "requests at once", "ratio", "low", "high"]].sort_values("requests at once")
 
 
 def candidates(profile: Profile) -> pd.DataFrame:
@@ -103,9 +76,9 @@ def implied(profile: Profile, records: Sequence[Line]) -> tuple[Choice, ...]:
     if chains is None:
         return ()
     names = next(iter(chains.arms.values()))
-    blocks = _searched(records, STEPS)
+    blocks = searched(records, STEPS)
     cycles = {profile.speculation.of(Arm.parse(name)).steps: ms / 1e3 for name in names
-              if (ms := measures.cycle_ms([b for b in blocks if b.arm == name]))}
+              if (ms := metrics.cycle_ms([b for b in blocks if b.arm == name]))}
     longest = max((name for name in names), key=lambda name: profile.speculation.of(Arm.parse(name)).steps)
     counted = accept.measure(r for b in blocks if b.arm == longest for r in b.requests)
     if len(cycles) < 2 or counted is None or counted.positions is None:
@@ -121,31 +94,65 @@ def steps_answer(lab: Lab) -> str:
     loads = sweeps.loads(profile, lab.longest_prompt)[0]
     load = min(loads, key=lambda n: abs(n - profile.workload.concurrency), default=profile.workload.concurrency)
     reference = next((arm.name for arm in profile.arms if arm.speculates and arm == Arm(arm.placement, arm.group)), "shared")
-    said = [_best([c for c in found if c.experiment == crossing(load) and c.b == reference], profile, f"The best at {load} at once is",
+    said = [best_of([c for c in found if c.experiment == crossing(load) and c.b == reference], profile, f"The best at {load} at once is",
                   f"At {load} at once no setting", f"the profile's own, {reference}")]
     if choices := implied(profile, records):
-        best = width.best(choices)
+        best = step_count.best(choices)
         said.append(f"The acceptance at each position and the measured cycles put the best chain at {best.steps} step{'s' * (best.steps != 1)} "
                     f"(accept length {best.accept_length:.3g}).")
     told = by_load(found)
-    said += [crossover.sentence(a, b, ratios) for (a, b), ratios in told.items() if len(ratios) > 1 and b in ("none", reference)]
-    return " ".join([*said, *_caveat(profile)])
+    said += [crossover_sentence(a, b, ratios) for (a, b), ratios in told.items() if len(ratios) > 1 and b in ("none", reference)]
+    return " ".join([*said, *caveat(profile)])
 
 
-def collectives_answer(lab: Lab, facts: communication.Facts) -> str:
-    """06's answer: the best setting of the communication layer with its interval against none, and how many could not be tried."""
-    profile = lab.profile
-    tried, skipped = communication.choose(facts, profile.sweep.settings)
-    rows = [c for c in lab.verdict.comparisons if c.experiment == COLLECTIVES and Arm.parse(c.a).comm and not Arm.parse(c.b).comm
-            and Arm.parse(c.a).placement == Arm.parse(c.b).placement]
-    said = [_best(rows, profile, "The best by a setting of the communication layer is", "No setting of the communication layer", "the same arm without")] \
-        if tried else ["No setting of the communication layer can be tried here."]
-    broken = sweeps.failed(lab.records)
-    said.append(f"{len(tried)} setting{'s' * (len(tried) != 1)} tried, {len(skipped)} skipped, {len(broken)} failed.")
-    return " ".join([*said, *_caveat(profile)])
+@dataclass(frozen=True)
+class Crossover:
+    """Of the ratio a / b over loads. faster, slower, undecided: the loads where the interval is above 1, below 1, or holds it.
+
+    at: where the ratio's line crosses 1, straight between two loads on the scale of their logarithms; every crossing, of which a line
+    through noise may have several. The intervals say which are sure: a crossing is where ``faster`` and ``slower`` are on both sides.
+    """
+
+    faster: tuple[int, ...]
+    slower: tuple[int, ...]
+    undecided: tuple[int, ...]
+    at: tuple[float, ...]
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is faster at some load and slower at another."""
+        return bool(self.faster and self.slower)
 
 
-def _best(rows: Sequence[Comparison], profile: Profile, won: str, lost: str, beside: str) -> str:
+def crossover(ratios: Mapping[int, Interval]) -> Crossover:
+    """ratios: {requests at once: ratio with its interval}."""
+    loads = sorted(ratios)
+    crossings = []
+    for low, high in zip(loads, loads[1:]):
+        a, b = math.log(ratios[low].ratio), math.log(ratios[high].ratio)
+        if a * b < 0 or b == 0 != a:
+            crossings.append(low * (high / low) ** (a / (a - b)))
+    decided = {load: ratios[load].decided for load in loads}
+    return Crossover(tuple(n for n in loads if decided[n] and ratios[n].ratio > 1), tuple(n for n in loads if decided[n] and ratios[n].ratio < 1),
+                     tuple(n for n in loads if not decided[n]), tuple(crossings))
+
+
+def crossover_sentence(a: str, b: str, ratios: Mapping[int, Interval]) -> str:
+    """The crossover in words; "" where nothing was compared."""
+    if not ratios:
+        return ""
+    found = crossover(ratios)
+    parts = [f"{word} at {_loads(loads)}" for word, loads in (("faster", found.faster), ("slower", found.slower),
+                                                            ("not told apart", found.undecided)) if loads]
+    where = f"; its ratio crosses 1 near {', '.join(f'{n:.2g}' for n in found.at)} at once" if found.sure and found.at else ""
+    return f"{a} against {b}: {', '.join(parts)}{where}."
+
+
+def _loads(loads: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, loads))} request{'s' if loads != (1,) else ''} at once"
+
+
+def best_of(rows: Sequence[Comparison], profile: Profile, won: str, lost: str, beside: str) -> str:
     """The fastest of several comparisons with one reference, in words; their intervals hold together, so that the choice costs nothing."""
     rows = [c for c in rows if c.metric == "tokens_per_s"]
     valid = [c for c in rows if c.valid]
@@ -166,13 +173,13 @@ def _units(c: Comparison) -> str:
     return f"{c.units[0]} pairs of blocks" if c.method == "paired" else f"{c.units[0]} and {c.units[1]} server starts"
 
 
-def _caveat(profile: Profile) -> list[str]:
+def caveat(profile: Profile) -> list[str]:
     return ["On the CPU engine this says nothing about GPUs."] if profile.engine == "cpu" else []
 
 
-def _searched(records: Sequence[Line], experiment: str) -> list[Block]:
+def searched(records: Sequence[Line], experiment: str) -> list[Block]:
     return [r for r in records if isinstance(r, Block) and (r.experiment, r.role) == (experiment, "search")]
 
 
 def _logs(blocks: Sequence[Block], arm: str) -> Mapping[tuple, float]:
-    return {(b.start, b.pair): math.log(speed) for b in blocks if b.arm == arm and (speed := measures.tokens_per_s([b]))}
+    return {(b.start, b.pair): math.log(speed) for b in blocks if b.arm == arm and (speed := metrics.tokens_per_s([b]))}

@@ -14,7 +14,7 @@ import ijson
 import numpy as np
 import pandas as pd
 
-from workbench.errors import BadInput
+from workbench.experiment.errors import BadInput
 
 # Classes in the order in which they claim a moment that several are running in: communication beside computation costs nothing.
 CLASSES = ("attention", "matrix", "other", "collective", "wait")

@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.errors import BadInput
-from workbench.lab import Lab
-from workbench.runlog import Block
+from workbench.experiment.errors import BadInput
+from workbench.run.lab import Lab
+from workbench.experiment.runlog import Block
 
 
 def check(lab: Lab) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def check(lab: Lab) -> dict[str, Any]:
         return {"ok": None, "sentence": "Not checked: the arm shared answered no parity prompts."}
     if profile.engine != "cpu" or profile.speculation.topk != 1:
         return {"ok": None, "sentence": "Not checked: exact counts are owed on the CPU engine and for a chain only."}
-    from workbench import reference         # torch and transformers, seconds that no other case needs
+    from workbench.answers import offline_decoder         # torch and transformers, seconds that no other case needs
 
     requests = blocks[0].requests
     if any(request.error or request.histogram is None for request in requests):
@@ -35,13 +35,13 @@ def check(lab: Lab) -> dict[str, Any]:
     prompts, tokens, steps = [by_id[r.prompt] for r in requests], requests[0].completion_tokens, profile.speculation.steps
 
     def histogram(layers: list[int] | None = None) -> tuple[int, ...]:
-        return reference.total_histogram(reference.decode(profile.pair.target, profile.pair.draft, prompts, tokens, steps, layers))
+        return offline_decoder.total_histogram(offline_decoder.decode(profile.pair.target, profile.pair.draft, prompts, tokens, steps, layers))
 
     counts = [0] * (steps + 1)
     for request in requests:
         for correct, rounds in enumerate(request.histogram):
             counts[correct] += rounds
-    trained = list(profile.pair.trained_layers) if profile.pair.trained_layers else list(reference.Draft.load(profile.pair.draft).layer_ids)
+    trained = list(profile.pair.trained_layers) if profile.pair.trained_layers else list(offline_decoder.Draft.load(profile.pair.draft).layer_ids)
     expected, alternatives = histogram(trained), {}
     if tuple(counts) != expected:
         for words, shift in (("the layer below each aux layer", -1), ("the layer above each aux layer", 1)):
@@ -49,5 +49,5 @@ def check(lab: Lab) -> dict[str, Any]:
                 alternatives[words] = histogram([layer + shift for layer in trained])
             except BadInput:
                 continue        # there is no such layer
-    return {"ok": tuple(counts) == expected, "sentence": reference.diagnose(counts, expected, alternatives), "server": counts,
+    return {"ok": tuple(counts) == expected, "sentence": offline_decoder.diagnose(counts, expected, alternatives), "server": counts,
             "reference": list(expected), "alternatives": {words: list(found) for words, found in alternatives.items()}}

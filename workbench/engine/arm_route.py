@@ -5,7 +5,7 @@ import asyncio
 import time
 from typing import Any
 
-from workbench.engine.control import KEY, NOT_IDLE
+from workbench.engine.arm_switch import KEY, NOT_IDLE
 from workbench.engine.hooks import Hook
 from workbench.engine.orders import Orders, Placement
 

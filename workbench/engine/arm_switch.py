@@ -77,7 +77,7 @@ def hooks(orders: Orders, control: Control) -> list[Hook]:
 
         if found is not EAGLEWorkerV2:
             raise Refused(f"several arms in one server need SGLang's EAGLEWorkerV2, not {found.__name__}: serve them one by one")
-        from workbench.engine.hotarms import HotArmsWorker
+        from workbench.engine.hot_arms_worker import HotArmsWorker
 
         return HotArmsWorker
 

@@ -6,10 +6,11 @@ import os
 
 import torch
 
-from workbench.engine import held, placement
-from workbench.engine.control import Control
+from workbench.engine import memory, placement
+from workbench.engine.arm_switch import Control
 from workbench.engine.counting import Counters
-from workbench.engine.hooks import SGLANG, Hook, Refused
+from workbench.engine.hooks import Hook, Refused
+from workbench.engine.orders import SGLANG
 from workbench.engine.orders import SHARED_MEMORY, Orders
 
 _STEERING = ("NCCL_", "GLOO_", SHARED_MEMORY, "SGLANG_ENABLE_PCIE_IPC", "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE")
@@ -40,11 +41,11 @@ def _rank(scheduler, orders: Orders) -> dict:
 
     target = placement.target_group()
     mine = {"rank": target.rank_in_group, "node": get_server_args().node_rank, "target_ranks": list(target.ranks), "placements": [],
-            "memory": held.target(scheduler.tp_worker.model_runner) | {"device": held.device()}, "communication": _communication(target, orders.cpu)}
+            "memory": memory.target(scheduler.tp_worker.model_runner) | {"device": memory.device()}, "communication": _communication(target, orders.cpu)}
     if scheduler.draft_worker is not None:
         drafts = scheduler.draft_worker.drafts if orders.hot else {orders.arms[0].draft: scheduler.draft_worker._draft_worker}
         facts = {draft: _draft(worker, next(p.arm for p in orders.arms if p.draft == draft))
-                 | {"memory": held.draft(worker.draft_runner, scheduler.tp_worker.model_runner)} for draft, worker in drafts.items()}
+                 | {"memory": memory.draft(worker.draft_runner, scheduler.tp_worker.model_runner)} for draft, worker in drafts.items()}
         mine["placements"] = [{"arm": placed.arm, "number": placed.number, "agreement": placed.agreement, **facts[placed.draft]}
                               for placed in orders.arms]
     return mine

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
-SGLANG = "0.5.23"
+from workbench.engine.orders import SGLANG
 
 
 class Refused(RuntimeError):

@@ -1,6 +1,6 @@
 """Measure what the cost model takes as input, one process a rank: copies, matrix products, launches, collectives by size and group.
 
-``python -m workbench.engine.measure ORDER`` with one JSON value {"engine", "ranks", "custom", "result"}; rank 0 writes the result file
+``python -m workbench.engine.machine_bench ORDER`` with one JSON value {"engine", "ranks", "custom", "result"}; rank 0 writes the result file
 anew after each input, so that one that fails or hangs costs none of the others.
 """
 from __future__ import annotations

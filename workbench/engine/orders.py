@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, fields
 
+SGLANG = "0.5.23"       # the release that the patch is written against; every citation of its source is of this one
 VARIABLE = "DRAFT_TP_ORDERS"
 SHARED_MEMORY = "DRAFT_TP_SHARED_MEMORY"        # off: ranks on a CPU talk through gloo alone (engine/cpu/shared.py)
 

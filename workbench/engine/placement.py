@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.engine.held import COPY
+from workbench.engine.memory import COPY
 from workbench.engine.hooks import Hook, Refused
 from workbench.engine.orders import Draft, Orders, Placement
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 
-from workbench.engine import agreement, attest, control, counting, limits, placement, route
+from workbench.engine import agreement, arm_route, arm_switch, attest, counting, placement, unsupported
 from workbench.engine.hooks import Hook, Refused, install
 from workbench.engine.orders import Orders
 
@@ -25,12 +25,12 @@ def register(role: str | None = None) -> None:
             return
         hooks = _argument_hooks(orders)
         if (role or _role()) == "launcher":
-            hooks += limits.argument_hooks(orders) + route.hooks(orders) + (_process_hooks() if orders.cpu else [])
+            hooks += unsupported.argument_hooks(orders) + arm_route.hooks(orders) + (_process_hooks() if orders.cpu else [])
         installed: list[str] = []
         if (role or _role()) == "scheduler":
-            counters, switch = counting.counters(orders), control.Control(orders)
-            hooks += limits.hooks(orders) + placement.hooks(orders) + agreement.hooks(orders) + counting.hooks(orders, counters)
-            hooks += control.hooks(orders, switch) + attest.hooks(orders, counters, switch, installed) + (_cpu_hooks() if orders.cpu else [])
+            counters, switch = counting.counters(orders), arm_switch.Control(orders)
+            hooks += unsupported.hooks(orders) + placement.hooks(orders) + agreement.hooks(orders) + counting.hooks(orders, counters)
+            hooks += arm_switch.hooks(orders, switch) + attest.hooks(orders, counters, switch, installed) + (_cpu_hooks() if orders.cpu else [])
         installed += install(hooks)
     except Refused as refusal:
         raise SystemExit(f"draft-tp: {refusal}") from None

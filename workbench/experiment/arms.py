@@ -4,8 +4,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields, replace
 
-from workbench.communication import SETTINGS
-from workbench.errors import BadInput
+from workbench.experiment.communication import SETTINGS
+from workbench.experiment.errors import BadInput
 
 WORDS = {"agreement": ("broadcast", "check", "off"), "timing": ("on", "off"), "comm": tuple(SETTINGS)}
 _NAME = re.compile(r"(?P<placement>none|shared|own-(?P<group>[1-9]\d*))(#(?P<replica>[1-9]\d*))?(?P<settings>(\+[a-z_]+=[a-z0-9-]+)*)")
@@ -21,7 +21,7 @@ class Arm:
     group: ranks in one draft group; None unless ``own``.
     replica: the same configuration under a second label, for a control (an arm against itself).
     steps, topk, draft_tokens, agreement, timing: where this arm departs from its profile; None means the profile's.
-    comm: a named setting of the communication layer (workbench.communication); None means what the profile says.
+    comm: a named setting of the communication layer (workbench.experiment.communication); None means what the profile says.
 
     The name is ``PLACEMENT[#REPLICA][+key=value...]``: ``own-1``, ``shared#2``, ``own-2+steps=2+agreement=off``, ``none+comm=nccl-ring``.
     """

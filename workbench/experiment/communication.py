@@ -1,19 +1,10 @@
 """Named settings of the communication layer: each a few environment variables and flags of SGLang, with where it can be tried at all."""
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import psutil
+from dataclasses import dataclass, field
 
 from workbench.engine.orders import SHARED_MEMORY
-
-if TYPE_CHECKING:
-    from workbench.lab import Lab
-    from workbench.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -160,57 +151,3 @@ def choose(facts: Facts, names: Sequence[str] = ()) -> tuple[tuple[str, ...], di
     chosen = names or [name for name, setting in SETTINGS.items() if setting.engine == facts.engine]
     skipped = {name: why for name in chosen if (why := SETTINGS[name].why_not(facts))}
     return tuple(name for name in chosen if name not in skipped), skipped
-
-
-def faults(name: str | None, attestation: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why a setting is not in force on every rank, one sentence each; empty when it is, or when nothing was ordered."""
-    setting, found = SETTINGS.get(name or ""), []
-    for entry in attestation if setting else ():
-        said, where = entry.get("communication") or {}, f"rank {entry.get('rank')}"
-        found += [f"{where} runs with {variable}={(said.get('environment') or {}).get(variable)} where {name} needs {value}"
-                  for variable, value in setting.environment.items() if (said.get("environment") or {}).get(variable) != value]
-        found += [f"{where} runs {'without' if wanted else 'with'} the {kind} communicator under {name}"
-                  for kind, wanted in setting.expects.items() if bool(said.get(kind)) != wanted]
-    return found
-
-
-def facts(profile: Profile) -> Facts:
-    """What of this machine decides which settings the profile's ranks can try; nvidia-smi says it of GPUs."""
-    environment = {**os.environ, **profile.server.environment}
-    if profile.engine == "cpu":
-        return Facts("cpu", profile.tp, interfaces=tuple(psutil.net_if_addrs()), environment=environment)
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    ids = [int(i) for i in (visible or "").split(",") if i.strip().isdigit()] or list(range(profile.tp))
-    ids = ids[:profile.tp]
-    capabilities = [tuple(map(int, line.split("."))) for line in _smi("--query-gpu=compute_cap", "--format=csv,noheader").split()]
-    chosen = [capabilities[i] for i in ids if i < len(capabilities)]
-    return Facts("cuda", profile.tp, min(chosen, default=None), links(_smi("topo", "-m"), ids, "NV"), links(_smi("topo", "-p2p", "r"), ids, "OK"),
-                 environment=environment)
-
-
-def of(run: Lab) -> Facts:
-    """The facts of the machine that a run is measured on, kept in its log; of a recording that holds none, only what its profile says."""
-    kept = run.finding("communication")
-    if kept is None and run.recording:
-        return Facts(run.profile.engine, run.profile.tp)
-    if kept is None:
-        found = asdict(facts(run.profile))
-        asked = ("NCCL_", "TORCH_SYMM_MEM_")        # what rules look at; the rest of the environment is nobody's business
-        kept = run.find("collectives", "communication", found | {
-            "environment": {name: value for name, value in found["environment"].items() if name.startswith(asked)}})
-    return Facts(**kept | {"capability": kept["capability"] and tuple(kept["capability"]), "interfaces": tuple(kept["interfaces"])})
-
-
-def links(matrix: str, ids: Sequence[int], sign: str) -> bool | None:
-    """Whether every two GPUs of ``ids`` have an entry that begins with ``sign`` in nvidia-smi's matrix; None where it does not say."""
-    rows = {cells[0]: cells[1:] for line in matrix.splitlines() if (cells := line.replace("\x1b[4m", "").replace("\x1b[0m", "").split())
-            and cells[0].startswith("GPU") and len(cells) > 1 and not cells[1].startswith("GPU")}
-    found = [rows.get(f"GPU{a}", [])[b:b + 1] for a in ids for b in ids if a != b]
-    return all(cell[0].startswith(sign) for cell in found) if found and all(found) else None
-
-
-def _smi(*arguments: str) -> str:
-    try:
-        return subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""

@@ -1,7 +1,7 @@
 """Successive halving on a paired statistic: which of many settings is best, with most of the time spent on the good ones."""
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
@@ -42,17 +42,3 @@ def better_half(logs: Logs, keep: int | None = None) -> tuple[str, ...]:
     """
     found = standing(logs)
     return tuple(sorted(found, key=found.get, reverse=True)[:keep or (len(found) + 1) // 2])
-
-
-def rungs(field: int) -> int:
-    """Rungs until one of a field is left."""
-    return max(0, (field - 1).bit_length())
-
-
-def blocks(fields: Sequence[int], pairs: int) -> int:
-    """Blocks that races side by side take together: pairs at the first rung, doubled at each later one; a field of one waits for the end."""
-    total = 0
-    while any(field > 1 for field in fields):
-        total += pairs * sum(field for field in fields if field > 1)
-        fields, pairs = [(field + 1) // 2 for field in fields], 2 * pairs
-    return total

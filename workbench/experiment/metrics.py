@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from workbench.arms import Arm
-from workbench.profile import SIMULATED_ACCEPTANCE, Profile
-from workbench.runlog import Block, Failure, Finding, Line, Start
+from workbench.experiment.arms import Arm
+from workbench.experiment.profile import SIMULATED_ACCEPTANCE, Profile
+from workbench.experiment.runlog import Block, Failure, Finding, Line, Start
 
 
 

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from statistics import mean
 
-from workbench import schedule
-from workbench.arms import Arm
-from workbench.profile import Profile
-from workbench.runlog import Block, Line
-from workbench.schedule import Planned
+from workbench.experiment import schedule
+from workbench.experiment.arms import Arm
+from workbench.experiment.profile import Profile
+from workbench.experiment.runlog import Block, Line, Start
+from workbench.experiment.schedule import Planned
 
 PARITY_CONCURRENCY = (1, 4)  # one by one, and several at once
 TRACE_TOKENS = 24            # some six to twenty cycles under the profiler
@@ -152,3 +153,28 @@ def _parity(profile: Profile, arm: Arm, prompts: tuple[int, ...], group: int) ->
     return [Task(Planned("draft_tp", "parity", arm.name, repeat, 0, prompts, profile.plan.seed, group), concurrency,
                  profile.plan.parity_tokens)
             for repeat in range(repeats) for concurrency in PARITY_CONCURRENCY]
+
+
+def left_s(records: Sequence[Line], tasks: Sequence[Task], starts: int) -> float | None:
+    """Seconds for the tasks that are left and so many server starts; None before the first block of the run.
+
+    A block takes as long as those of its requests, tokens and concurrency did, else as its tokens did in all blocks.
+    """
+    blocks = [r for r in records if isinstance(r, Block)]
+    tokens = sum(r.completion_tokens for b in blocks for r in b.requests)
+    if not tokens:
+        return None
+    alike: dict[tuple, list[float]] = {}
+    for b in blocks:
+        alike.setdefault((len(b.requests), b.concurrency, b.role == "parity"), []).append(b.seconds)
+    a_token, start = sum(b.seconds for b in blocks) / tokens, [r.seconds for r in records if isinstance(r, Start)]
+    times = [mean(alike.get((len(t.planned.prompts), t.concurrency, t.planned.role == "parity"), [len(t.planned.prompts) * t.max_new_tokens * a_token]))
+             for t in tasks]
+    return sum(times) + starts * (mean(start) if start else 0.0)
+
+
+def left_words(seconds: float | None) -> str:
+    """Seconds in words, for a line of progress; "" where they are not known."""
+    if seconds is None:
+        return ""
+    return f", about {max(5, 5 * round(seconds / 5))} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"

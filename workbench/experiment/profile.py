@@ -1,18 +1,20 @@
 """A profile: a named, complete setting (pair, machine, server, workload, plan), read from a YAML file and checked."""
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
 
-from workbench.arms import Arm
-from workbench.communication import SETTINGS
-from workbench.errors import BadInput
+from workbench.experiment.arms import Arm
+from workbench.experiment.communication import SETTINGS
+from workbench.experiment.errors import BadInput
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SIMULATED_ACCEPTANCE = "SGLANG_SIMULATE_ACC_LEN"      # in force when above 0 (speculative/spec_utils.py:276)
+_LOOPBACK = ("127.", "localhost", "::1")
 PROFILES = ROOT / "notebooks" / "profiles"
 
 
@@ -58,6 +60,16 @@ class Speculation(Section):
         if self.topk == 1 and self.draft_tokens != self.steps + 1:
             raise ValueError(f"draft_tokens is {self.draft_tokens} but a chain of {self.steps} steps verifies {self.steps + 1}")
         return self
+
+    @property
+    def candidates(self) -> int:
+        """Tokens offered beside the root by this many steps of this topk (speculative/eagle_utils.py:110)."""
+        return self.topk + max(0, self.steps - 1) * self.topk ** 2
+
+    @property
+    def fills(self) -> bool:
+        """Whether the steps offer as many candidates as are verified."""
+        return not self.steps or self.draft_tokens - 1 <= self.candidates
 
     def of(self, arm: Arm) -> Speculation:
         """What the arm is served with: this setting, the arm's own where it names one."""
@@ -109,8 +121,8 @@ class Plan(Section):
     blocks_per_start blocks of every arm or more. restart: an arm is reached by a server of its own, even where one server can hold
     several and switch between them. parity_prompts, parity_tokens: how many answers of how many tokens are compared token by token.
     on_failure: when a server hangs, dies or does not start: stop the experiment, or go on without the arm that failed.
-    traces: a few cycles of each arm are profiled after its first start's blocks (workbench/trace.py).
-    negative_control: afterwards, servers with one rank's draft corrupted on purpose must be caught (workbench/negative.py).
+    traces: a few cycles of each arm are profiled after its first start's blocks (workbench/answers/torch_trace.py).
+    negative_control: afterwards, servers with one rank's draft corrupted on purpose must be caught (workbench/answers/negative_control.py).
     resolution: the difference to be resolved (0.02 is 2 %); the verdict says what it costs. stop: end the run at the first checkpoint, one
     after each round of starts, where that difference is resolved (without a wished one: where own-N and shared are told apart); the intervals
     pay for the looks. budget_s: seconds of starts and blocks after which no further round begins.
@@ -143,7 +155,7 @@ class Sweep(Section):
     step_counts, topks, tree_tokens: every combination for every placement of the plan (a chain of n steps verifies n + 1 tokens, a tree
     each of tree_tokens). search_pairs: pairs of blocks of the search's first rung, doubled at every later one. loads: requests at once at
     which the best settings are compared; against_none: with no speculation too, across server starts. settings: of the communication
-    layer (workbench.communication), all of the engine's where none is named; settings_arms: tried with each (shared and the first own-N of
+    layer (workbench.experiment.communication), all of the engine's where none is named; settings_arms: tried with each (shared and the first own-N of
     the plan where none is named).
     """
 
@@ -220,6 +232,47 @@ class Profile(Section):
     @property
     def arms(self) -> tuple[Arm, ...]:
         return tuple(Arm.parse(name) for name in self.plan.arms)
+
+    @property
+    def flags(self) -> dict[str, str | int | float | bool]:
+        """The server's flags under SGLang's spelling: no dashes in front, ``-`` between words."""
+        return {name.lstrip("-").replace("_", "-"): value for name, value in self.server.flags.items()}
+
+    def flag(self, name: str, default: Any = None) -> Any:
+        """One server flag, or the default."""
+        return self.flags.get(name, default)
+
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """One server flag as a number, or the default.
+
+        Raises: BadInput when it is not one.
+        """
+        value = self.flag(name, default)
+        return None if value is None else plain_number(f"server.flags.{name}", value)
+
+    @property
+    def ranks_a_node(self) -> int:
+        """Ranks of the target on each node; consecutive ones, as SGLang places them (entrypoints/engine.py:2045)."""
+        return self.tp // len(self.nodes)
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether the first node is reached by this machine alone."""
+        return self.nodes[0].address.startswith(_LOOPBACK)
+
+
+def plain_number(field: str, value: Any) -> float:
+    """A value as a number.
+
+    Raises: BadInput, naming the field, when it is not one.
+    """
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise BadInput(field, f"is {value!r}", "give a plain number")
+    return found
 
 
 def _arms(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from workbench.errors import WorkbenchError
+from workbench.experiment.errors import WorkbenchError
 
 SCHEMA = 1
 FREE_WITHIN_S = 5        # a process that was ended a moment ago may still hold the log
@@ -148,7 +148,7 @@ def parse(data: Any) -> Line:
 
 
 def negative_controls(records: Iterable[Line]) -> list[Finding]:
-    """What servers with a corrupted rank did (workbench/negative.py), in the log's order."""
+    """What servers with a corrupted rank did (workbench/answers/negative_control.py), in the log's order."""
     return [r for r in records if isinstance(r, Finding) and r.experiment == NEGATIVE]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from workbench.arms import Arm
-from workbench.errors import BadInput
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import BadInput
 
 T = TypeVar("T")
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Planned:
     """One block to be run.
 
-    role: measure, warmup, parity, search or trace, as in workbench.runlog.Block. pair: number of the pair of blocks that share these
+    role: measure, warmup, parity, search or trace, as in workbench.experiment.runlog.Block. pair: number of the pair of blocks that share these
     prompts (None for a warm-up). position: place in time among the blocks of that pair, from 0. prompts: indexes into the
     prompt set. seed: for the server's sampling, equal within a pair. start_group: blocks of one number may share one
     server start, blocks of two numbers must not.

@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from workbench import halving, pair_rules, schedule
-from workbench.arms import Arm
-from workbench.errors import BadInput
-from workbench.flags import number
-from workbench.halving import Logs
-from workbench.measures import tokens_per_s
-from workbench.plans import WARMUP_REQUESTS, Task, together, torn
-from workbench.profile import Profile
-from workbench.runlog import Block, Failure, Line
-from workbench.schedule import Planned
+from workbench.experiment import halving, schedule
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import BadInput
+from workbench.experiment.halving import Logs
+from workbench.experiment.metrics import tokens_per_s
+from workbench.experiment.plans import WARMUP_REQUESTS, Task, together, torn
+from workbench.experiment.profile import Profile
+from workbench.experiment.runlog import Block, Failure, Line
+from workbench.experiment.schedule import Planned
 
 STEPS, COLLECTIVES = "steps", "collectives"
 Plan = Callable[[Sequence[Line]], list[Task]]       # all tasks that the log has decided on so far, those that it holds included
@@ -52,7 +51,7 @@ def fields(profile: Profile) -> tuple[Field, ...]:
     for topk in sorted(profile.sweep.topks, reverse=True):
         shapes = [(steps, tokens) for steps in profile.sweep.step_counts for tokens in ((steps + 1,) if topk == 1 else profile.sweep.tree_tokens)]
         arms = {p.name: tuple(dict.fromkeys(_named(profile, arm) for steps, tokens in shapes
-                                            if pair_rules.tree(profile, arm := _arm(profile, p, steps, topk, tokens)).status != "refused"))
+                                            if profile.speculation.of(arm := _arm(profile, p, steps, topk, tokens)).fills))
                 for p in placements}
         if any(arms.values()):
             found.append(Field(topk, {placement: names for placement, names in arms.items() if names}))
@@ -78,7 +77,7 @@ def loads(profile: Profile, longest: int = 0) -> tuple[tuple[int, ...], dict[int
 
     More would wait for each other, and a load that is not reached would pass for one that was.
     """
-    most, room = number(profile, "max-running-requests"), number(profile, "max-total-tokens")
+    most, room = profile.number("max-running-requests"), profile.number("max-total-tokens")
     each = longest + profile.workload.max_new_tokens + max(profile.sweep.step_counts) + 1       # as in preflight.room
     skipped = {}
     for load in profile.sweep.loads:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from workbench.runlog import Request
+from workbench.experiment.runlog import Request
 
 
 @dataclass(frozen=True)

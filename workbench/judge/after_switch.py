@@ -6,10 +6,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from workbench import stats
-from workbench.measures import Run, cycle_ms
-from workbench.runlog import Block
-from workbench.stats import Interval
+from workbench.judge import stats
+from workbench.experiment.metrics import Run, cycle_ms
+from workbench.experiment.runlog import Block
+from workbench.judge.stats import Interval
 
 
 def after_switch(run: Run, experiment: str) -> Interval | None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from workbench import stats
-from workbench.arms import Arm
-from workbench.measures import METRICS, Run
-from workbench.refusals import Refusal
-from workbench.runlog import Block
-from workbench.stats import Interval
+from workbench.judge import stats
+from workbench.experiment.arms import Arm
+from workbench.experiment.metrics import METRICS, Run
+from workbench.judge.refusals import Refusal
+from workbench.experiment.runlog import Block
+from workbench.judge.stats import Interval
 
 CONTROL_LEVEL = 0.99   # at 95 % one sound run in twenty would be refused
 

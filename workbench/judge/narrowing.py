@@ -2,39 +2,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
-from workbench import comparisons, stats
-from workbench.arms import Arm
-from workbench.measures import Run
-from workbench.profile import Profile
-from workbench.runlog import Block, Line
-
-_BLOCK = re.compile(r"(?P<experiment>\w+): block (?P<block>\d+) of (?P<of>\d+) on (?P<arm>[^,\s]+)(, about (?P<left>.+) left)?")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The last line of progress in a replay's output: a block of how many, on which arm, and the time left in words ("" where not known)."""
-
-    experiment: str
-    block: int
-    of: int
-    arm: str
-    left: str
-
-
-def progress(said: str) -> Progress | None:
-    """Where a replay is, by what it said so far; None before its first block."""
-    found = None
-    for found in _BLOCK.finditer(said):
-        pass
-    return found and Progress(found["experiment"], int(found["block"]), int(found["of"]), found["arm"], found["left"] or "")
-
+from workbench.judge import comparisons, stats
+from workbench.experiment.arms import Arm
+from workbench.experiment.metrics import Run
+from workbench.experiment.profile import Profile
+from workbench.experiment.runlog import Block, Line
 
 def question(records: Sequence[Line]) -> tuple[str, str, str] | None:
     """(experiment, a, b) of the comparison to watch: own-N against shared (else an arm against its control) in the experiment at work."""

@@ -5,12 +5,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from workbench import accept
-from workbench.arms import Arm
-from workbench.errors import BadInput
-from workbench.measures import Run
-from workbench.profile import Speculation
-from workbench.runlog import Block, Request, negative_controls
+from workbench.judge import accept
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import BadInput
+from workbench.experiment.metrics import Run
+from workbench.experiment.profile import Speculation
+from workbench.experiment.runlog import Block, Request, negative_controls
 
 BROKEN_PAIR = (1.00, 1.05)   # accept length of a draft that guesses at random (field reports F9, F10, F16)
 ACCEPT_TOLERANCE = 0.02      # of the accept length: sums in another order move it by less, faults by more (F20, F23)
@@ -199,7 +199,7 @@ def _speculation(run: Run, arm: str) -> Speculation | None:
 
 # In the order in which they are told. Each gives its reason, without the arm's name and the full stop, or None.
 def _wiring(run: Run, experiment: str) -> list[Refusal]:
-    """The offline reference found that the pair is not served as it was trained (workbench.wiring): a fast wrong draft is no result."""
+    """The offline reference found that the pair is not served as it was trained (workbench.answers.wiring): a fast wrong draft is no result."""
     found = run.finding(experiment, "wiring")
     if found is None or found.value.get("ok") is not False:
         return []

@@ -4,12 +4,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from workbench import comparisons, stats
-from workbench.arms import Arm
-from workbench.measures import Run
-from workbench.plans import Task
-from workbench.profile import Profile
-from workbench.runlog import Block, Finding, Line, Start
+from workbench.judge import comparisons, stats
+from workbench.experiment.arms import Arm
+from workbench.experiment.metrics import Run
+from workbench.experiment.plans import Task
+from workbench.experiment.profile import Profile
+from workbench.experiment.runlog import Block, Finding, Line, Start
 
 CHECKPOINTS, STOPPED = "checkpoints", "stopped"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from workbench.runlog import Block
+from workbench.experiment.runlog import Block
 
 ALPHA = 0.05
 Answers = dict[tuple[str, int], list[tuple[int, ...]]]   # by prompt and concurrency, one a run

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench import accept, comparisons, measures, parity, refusals, switches
-from workbench.arms import Arm
-from workbench.comparisons import Comparison
-from workbench.measures import METRICS, Run
-from workbench.parity import Parity
-from workbench.profile import Profile
-from workbench.refusals import Refusal
-from workbench.runlog import Block, Line, negative_controls
-from workbench.stats import LEVEL
-from workbench.sweeps import is_sweep
+from workbench.experiment import metrics
+from workbench.judge import accept, after_switch, comparisons, refusals, token_parity
+from workbench.experiment.arms import Arm
+from workbench.judge.comparisons import Comparison
+from workbench.experiment.metrics import METRICS, Run
+from workbench.judge.token_parity import Parity
+from workbench.experiment.profile import Profile
+from workbench.judge.refusals import Refusal
+from workbench.experiment.runlog import Block, Line, negative_controls
+from workbench.judge.stats import LEVEL
+from workbench.experiment.sweeps import is_sweep
 
 SCHEMA = 1
 CPU_CAVEAT = "Measured on the CPU engine, which proves function, not GPU speed."
@@ -173,13 +174,13 @@ def _facts(run: Run, reasons: Sequence[Refusal], experiment: str, arm: str) -> d
     counted = blocks or ([] if bad else compared)
     taken = accept.measure(r for b in blocks for r in b.requests)
     told = taken if "random_prompts" not in keys else None
-    kinds = measures.collectives_by_kind(counted)
+    kinds = metrics.collectives_by_kind(counted)
     return {
-        "tokens_per_s": measures.tokens_per_s(blocks), "cycle_ms": measures.cycle_ms(blocks),
+        "tokens_per_s": metrics.tokens_per_s(blocks), "cycle_ms": metrics.cycle_ms(blocks),
         "accept_length": told.length.value if told else None, "accept_rate": told.rate.value if told and told.rate else None,
         "accept": _accept(told) if told else None, "accept_simulated": run.acceptance_simulated(experiment),
         "collectives_per_round": {stage: sum(found.values()) for stage, found in kinds.items()}, "collectives_by_kind": kinds,
-        "stage_ms": measures.stage_ms(counted), "attested": bool(measured or compared) and "not_attested" not in keys,
+        "stage_ms": metrics.stage_ms(counted), "attested": bool(measured or compared) and "not_attested" not in keys,
         "experiment": experiment, "blocks": len(measured), "starts": len({b.start for b in measured})}
 
 
@@ -188,8 +189,8 @@ def _parity(run: Run, experiment: str) -> dict[str, Parity]:
     exact = run.profile.engine == "cpu" or flags.get("enable-deterministic-inference") is True
     arms = run.arms(experiment)
     plain = [b for b in run.blocks(experiment, role="parity") if not Arm.parse(b.arm).speculates]
-    return {arm: parity.compare(arm, run.blocks(experiment, arm, "parity"), plain, exact=exact) if Arm.parse(arm).speculates
-            else parity.repeated(arm, plain, exact=exact) for arm in arms}
+    return {arm: token_parity.compare(arm, run.blocks(experiment, arm, "parity"), plain, exact=exact) if Arm.parse(arm).speculates
+            else token_parity.repeated(arm, plain, exact=exact) for arm in arms}
 
 
 def _notes(run: Run, reasons: Sequence[Refusal], answers: dict[str, dict[str, Parity]]) -> tuple[str, ...]:
@@ -200,7 +201,7 @@ def _notes(run: Run, reasons: Sequence[Refusal], answers: dict[str, dict[str, Pa
              if (f.experiment, f.arm) not in told]
     notes += [f"{experiment}: SGLang held the accept length by simulation, so it says nothing about the pair."
               for experiment in run.experiments if run.acceptance_simulated(experiment)]
-    notes += filter(None, (switches.note(run, experiment) for experiment in run.experiments))
+    notes += filter(None, (after_switch.note(run, experiment) for experiment in run.experiments))
     # Where identity is not owed, rounding can do this as well as a fault: said, not refused.
     notes += [f"{experiment}: {p.sentence}" for experiment, found in answers.items() for p in found.values()
               if p.result == "differs" and not p.owed]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from workbench.errors import BadInput
+from workbench.experiment.errors import BadInput
 
-COUNTED_A_STEP = 4      # a draft forward of one layer in SGLang 0.5.23: 3 all-reduces and 1 all-gather (workbench/cost.py)
+COUNTED_A_STEP = 4      # a draft forward of one layer in SGLang 0.5.23: 3 all-reduces and 1 all-gather (workbench/predict/cycle_time.py)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,12 @@ from __future__ import annotations
 
 import numpy
 
-from workbench.arms import Arm
-from workbench.checks import Check, passed, refused, warned
-from workbench.flags import flag, number
-from workbench.memory import serving_dtype
-from workbench.nodes import ranks_a_node
-from workbench.pair import ModelShape, canonical
-from workbench.profile import Profile
-from workbench.tensors import EAGLE3_DRAFTS, LLAMA_DRAFT, MLA_DRAFT, aux_count, head_rows, implied, keeps_embedding, takes_head
+from workbench.experiment.arms import Arm
+from workbench.experiment.checks import Check, passed, refused, warned
+from workbench.predict.memory import serving_dtype
+from workbench.predict.model_shape import ModelShape, canonical
+from workbench.experiment.profile import Profile
+from workbench.predict.sharding import EAGLE3_DRAFTS, LLAMA_DRAFT, MLA_DRAFT, aux_count, head_rows, implied, keeps_embedding, takes_head
 
 _LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _MLA_ONLY_BACKENDS = ("trtllm_mla", "cutlass_mla", "cutedsl_mla", "flashmla", "tokenspeed_mla")
@@ -157,7 +155,7 @@ def embedding(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
 
 def positions(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
     """The draft runs at the target's positions, so its context must not be shorter (configs/model_config.py:1296)."""
-    wanted = int(number(profile, "context-length", target.context))
+    wanted = int(profile.number("context-length", target.context))
     if draft.context < wanted and not profile.server.environment.get(_LONGER_CONTEXT):
         return refused("pair.draft.max_position_embeddings", f"gives {draft.context} positions where the target is served with {wanted}",
                        f"set server.flags.context-length to {draft.context}, or {_LONGER_CONTEXT} to 1 in server.environment")
@@ -182,8 +180,8 @@ def kernels(profile: Profile, target: ModelShape) -> Check:
 
 def attention_backend(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
     """A draft inherits the target's attention back end; one made for MLA alone cannot serve a LLaMA-like draft (sglang#23490)."""
-    field, named = "server.flags.speculative-draft-attention-backend", flag(profile, "speculative-draft-attention-backend", None)
-    mend, ours = "set it to triton, flashinfer or fa3", str(flag(profile, "attention-backend", ""))
+    field, named = "server.flags.speculative-draft-attention-backend", profile.flag("speculative-draft-attention-backend", None)
+    mend, ours = "set it to triton, flashinfer or fa3", str(profile.flag("attention-backend", ""))
     if target.mla and not draft.mla and profile.engine == "cuda" and not named:
         if ours in _MLA_ONLY_BACKENDS:
             return refused(field, f"is not set, and the draft has no MLA for the target's {ours}", mend)
@@ -244,7 +242,7 @@ def group(profile: Profile, arm: Arm) -> Check:
     """own-N: N consecutive ranks of one node are a group, so N divides the target's TP and the ranks of a node."""
     if arm.placement != "own":
         return passed(f"plan.arms {arm.name}", f"the draft on the target's {profile.tp} ranks")
-    each = ranks_a_node(profile)
+    each = profile.ranks_a_node
     divisors = [n for n in range(1, profile.tp) if profile.tp % n == 0 and each % n == 0] or [1]
     if profile.tp % arm.group:
         return refused(f"plan.arms {arm.name}", f"{arm.group} does not divide TP {profile.tp}",
@@ -264,10 +262,9 @@ def tree(profile: Profile, arm: Arm) -> Check:
     Raises: BadInput when the arm's own settings cannot be served.
     """
     setting = profile.speculation.of(arm)
-    offered = setting.topk + max(0, setting.steps - 1) * setting.topk ** 2
-    if setting.steps and setting.draft_tokens - 1 > offered:
+    if not setting.fills:
         return refused("speculation.draft_tokens", f"{setting.draft_tokens} for {arm.name}, but {setting.steps} steps of topk "
-                       f"{setting.topk} offer {offered} beside the root", f"use at most {offered + 1}")
+                       f"{setting.topk} offer {setting.candidates} beside the root", f"use at most {setting.candidates + 1}")
     shape = "chain" if setting.topk == 1 else f"tree of topk {setting.topk}"
     return passed("speculation", f"{arm.name}: {shape}, {setting.steps} steps, {setting.draft_tokens} tokens verified")
 

@@ -16,18 +16,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from workbench import memory, pair_rules
-from workbench.arms import Arm
-from workbench.errors import BadInput
-from workbench.flags import flag
-from workbench.machine import Machine
-from workbench.pair import ITEM_BYTES, ModelShape, canonical
-from workbench.profile import Profile
-from workbench.tensors import MLA_DRAFT, VISION, VOCABULARY, head_rows, implied, is_served, padded_rows, rank_bytes, rank_elements
+from workbench.predict import compatibility, memory
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import BadInput
+from workbench.predict.machine import Machine
+from workbench.predict.model_shape import ITEM_BYTES, ModelShape, canonical
+from workbench.experiment.profile import Profile
+from workbench.predict.sharding import MLA_DRAFT, VISION, VOCABULARY, head_rows, implied, is_served, padded_rows, rank_bytes, rank_elements
 
 # Kernels of a decode step, estimated by reading models/llama.py (norm, QKV, rotary, KV store, attention in two passes, output, norm, gate
 # and up, activation, down), models/deepseek_v2.py (router, sorting, experts, shared expert; latent projections) and, once a forward,
-# embedding, head and argmax. A trace counts the real ones (workbench/trace.py): give them as ``kernels``.
+# embedding, head and argmax. A trace counts the real ones (workbench/answers/torch_trace.py): give them as ``kernels``.
 LAYER_KERNELS, SPARSE_KERNELS, LATENT_KERNELS, FORWARD_KERNELS = 11, 8, 6, 8
 
 
@@ -102,35 +101,18 @@ class Prediction:
         return max(self.device_s, self.host_s) + self.remainder_s
 
 
-def distinct_experts(count: int, per_token: int, tokens: float, popularity: Sequence[float] | None = None) -> float:
+def distinct_experts(count: int, per_token: int, tokens: float) -> float:
     """Expected number of distinct experts of one layer that ``tokens`` tokens read, each routed to ``per_token`` of ``count``.
 
     An expert that a token takes with probability p is read unless every token passes it by: E = sum of 1 - (1 - p)^tokens over experts
     (linearity of expectation; the occupancy problem of Feller, An Introduction to Probability Theory, vol. 1, IV.2, for subsets).
-    p = per_token / count where routing is uniform; with popularity, p is proportional to it, sums to per_token and is at most 1. Tokens are
-    taken as independent; those of one text share experts, so this is rather too many.
+    p = per_token / count, as where routing is uniform and tokens are independent; those of one text share experts, so this is rather too many.
     Raises: BadInput when the numbers are no routing.
     """
     if not 0 < per_token <= count or tokens < 0:
         raise BadInput("experts", f"are {count} with {per_token} a token for {tokens:g} tokens",
                        "give 1 or more a token, and no more than there are")
-    shares = [1.0] * count if popularity is None else [float(share) for share in popularity]
-    if len(shares) != count or min(shares) < 0 or sum(share > 0 for share in shares) < per_token:
-        raise BadInput("popularity", f"of {len(shares)} experts does not route {per_token} of {count} a token",
-                       "give one share for each expert")
-    return sum(1 - (1 - p) ** tokens for p in _probabilities(shares, per_token))
-
-
-def _probabilities(shares: list[float], per_token: int) -> list[float]:
-    """Shares scaled to sum to ``per_token``; those that would exceed 1 are held there and the rest shared by the others."""
-    full: set[int] = set()
-    while True:
-        rest = sum(share for i, share in enumerate(shares) if i not in full)
-        scale = (per_token - len(full)) / rest if rest else 0.0
-        over = {i for i, share in enumerate(shares) if i not in full and share * scale > 1}
-        if not over:
-            return [1.0 if i in full else share * scale for i, share in enumerate(shares)]
-        full |= over
+    return count * (1 - (1 - per_token / count) ** tokens)
 
 
 @dataclass(frozen=True)
@@ -180,19 +162,18 @@ def _fused(name: str) -> str:
     return name
 
 
-def forward(profile: Profile, shape: ModelShape, ranks: int, tokens: int, *, rows: int, kv_bytes: float = 0.0, fc: bool = False,
-            popularity: Sequence[float] | None = None) -> Work:
+def forward(profile: Profile, shape: ModelShape, ranks: int, tokens: int, *, rows: int, kv_bytes: float = 0.0, fc: bool = False) -> Work:
     """One forward of ``tokens`` tokens on one rank of a group of ``ranks``, with logits for ``rows`` of them.
 
     kv_bytes: KV read on the rank. fc: a draft joins the target's hidden states, which it does in draft-extend and not between its own
-    steps (llama_eagle3.py:238). popularity: as for ``distinct_experts``.
+    steps (llama_eagle3.py:238).
     Raises: BadInput where the weights are not known, or config.json does not say how many experts a token takes.
     """
     weights, item = _weights(profile, shape, ranks), ITEM_BYTES[memory.serving_dtype(profile, shape)]
     read, multiplied = weights.always[0] + kv_bytes + tokens * shape.hidden_size * item, tokens * weights.always[1]
     if shape.experts and weights.expert[0]:
         each = experts_a_token(shape)
-        read += distinct_experts(shape.experts.count, each, tokens, popularity) * weights.expert[0]
+        read += distinct_experts(shape.experts.count, each, tokens) * weights.expert[0]
         multiplied += tokens * each * weights.expert[1]
     if fc:
         read, multiplied = read + weights.fc[0], multiplied + tokens * weights.fc[1]
@@ -220,13 +201,13 @@ def experts_a_token(shape: ModelShape) -> int:
 
 
 def stages(profile: Profile, target: ModelShape, draft: ModelShape | None, arm: Arm, *, context: float = 0.0,
-           concurrency: int | None = None, popularity: Sequence[float] | None = None) -> dict[str, Work]:
+           concurrency: int | None = None) -> dict[str, Work]:
     """{stage: work of one rank a cycle}; {"decode": ...} without speculation. context: tokens of KV a request has; concurrency: requests at
     once (default: the workload's). An own group's draft works on the same tokens on every group, so nothing is divided among groups."""
     requests = concurrency or profile.workload.concurrency
     needs, held = memory.predict(profile, target, draft, arm), context * requests
     if not arm.speculates or draft is None:
-        return {"decode": forward(profile, target, profile.tp, requests, rows=requests, kv_bytes=held * needs.kv, popularity=popularity)}
+        return {"decode": forward(profile, target, profile.tp, requests, rows=requests, kv_bytes=held * needs.kv)}
     speculation, group = profile.speculation.of(arm), arm.group or profile.tp
     width, fan = requests * speculation.draft_tokens, requests * speculation.topk
     # In graphs draft-extend has logits of the last accepted token only (eagle_draft_extend_cuda_graph_runner.py:384).
@@ -238,18 +219,18 @@ def stages(profile: Profile, target: ModelShape, draft: ModelShape | None, arm: 
         kind = "broadcast" if speculation.agreement == "broadcast" else "all_gather"
         drafts = replace(drafts, collectives=(*drafts.collectives, Collective(kind, size, profile.tp, 1)))
     return {"draft": drafts,
-            "verify": forward(profile, target, profile.tp, width, rows=width, kv_bytes=held * needs.kv, popularity=popularity),
+            "verify": forward(profile, target, profile.tp, width, rows=width, kv_bytes=held * needs.kv),
             "draft_extend": forward(profile, draft, group, width, rows=rows, kv_bytes=held * needs.draft_kv, fc=True)}
 
 
 def graphs(profile: Profile) -> bool:
     """Whether decode, draft and verify run in CUDA graphs under the profile."""
-    return profile.engine == "cuda" and not flag(profile, "disable-cuda-graph", False)
+    return profile.engine == "cuda" and not profile.flag("disable-cuda-graph", False)
 
 
 def overlaps(profile: Profile) -> bool:
     """Whether the host prepares a cycle while the device works on the one before."""
-    return profile.engine == "cuda" and not flag(profile, "disable-overlap-schedule", False)
+    return profile.engine == "cuda" and not profile.flag("disable-overlap-schedule", False)
 
 
 def cost(profile: Profile, work: Work, machine: Machine, kernels: float | None = None) -> Cost:
@@ -259,7 +240,7 @@ def cost(profile: Profile, work: Work, machine: Machine, kernels: float | None =
     while it works, so launches cost only what they exceed the work by; on a CPU every operator is paid.
     Raises: BadInput when something of this was not measured on the machine.
     """
-    graph, custom = graphs(profile), not flag(profile, "disable-custom-all-reduce", False)
+    graph, custom = graphs(profile), not profile.flag("disable-custom-all-reduce", False)
     count = work.kernels if kernels is None else kernels
     done = Cost(machine.read_s(work.bytes, work.products), work.operations / machine.known("matrix_ops_per_s"),
                 sum(c.count * machine.collective_s(c.kind, c.bytes, c.ranks, graph=graph and c.kind != "broadcast", custom=custom)
@@ -272,13 +253,13 @@ def cost(profile: Profile, work: Work, machine: Machine, kernels: float | None =
 
 
 def predict(profile: Profile, target: ModelShape, draft: ModelShape | None, arm: Arm, machine: Machine, *, context: float = 0.0,
-            concurrency: int | None = None, popularity: Sequence[float] | None = None, kernels: Mapping[str, float] | None = None,
+            concurrency: int | None = None, kernels: Mapping[str, float] | None = None,
             remainder_s: float = 0.0, host_s: float = 0.0) -> Prediction:
     """The cycle of an arm. Arguments as for ``stages``, ``cost`` and ``Prediction``; kernels: {stage: kernels a cycle} as a trace counted them.
 
     Raises: BadInput as ``forward`` and ``cost`` do.
     """
-    works = stages(profile, target, draft, arm, context=context, concurrency=concurrency, popularity=popularity)
+    works = stages(profile, target, draft, arm, context=context, concurrency=concurrency)
     costs = {name: cost(profile, work, machine, (kernels or {}).get(name)) for name, work in works.items()}
     return Prediction(arm.name, costs, remainder_s, host_s)
 
@@ -286,7 +267,7 @@ def predict(profile: Profile, target: ModelShape, draft: ModelShape | None, arm:
 def placements(profile: Profile, draft: ModelShape) -> tuple[Arm, ...]:
     """Shared, and own-N for every N that divides the target's ranks and the draft's heads."""
     sizes = [n for n in range(1, profile.tp + 1) if profile.tp % n == 0]
-    return (Arm("shared"), *(Arm("own", n) for n in sizes if pair_rules.heads(profile, draft, n, f"own-{n}").status != "refused"))
+    return (Arm("shared"), *(Arm("own", n) for n in sizes if compatibility.heads(profile, draft, n, f"own-{n}").status != "refused"))
 
 
 def by_placement(profile: Profile, target: ModelShape, draft: ModelShape, machine: Machine, **how) -> dict[str, Prediction]:
@@ -300,8 +281,7 @@ def best(predictions: Mapping[str, Prediction]) -> Prediction:
 
 
 def verify_s(profile: Profile, target: ModelShape, machine: Machine, widths: Sequence[int] = tuple(range(1, 9)), **how) -> dict[int, float]:
-    """{width: seconds of a verify of so many tokens a request}; width 1 is a plain step. how: context, concurrency, popularity."""
+    """{width: seconds of a verify of so many tokens a request}; width 1 is a plain step. how: context, concurrency."""
     requests, none = how.get("concurrency") or profile.workload.concurrency, Arm("none")
     kv = memory.predict(profile, target, None, none).kv * how.get("context", 0.0) * requests
-    return {width: cost(profile, forward(profile, target, profile.tp, width * requests, rows=width * requests, kv_bytes=kv,
-                                         popularity=how.get("popularity")), machine).total_s for width in widths}
+    return {width: cost(profile, forward(profile, target, profile.tp, width * requests, rows=width * requests, kv_bytes=kv), machine).total_s for width in widths}

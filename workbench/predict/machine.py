@@ -22,16 +22,15 @@ import numpy as np
 import pandas as pd
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from workbench import logs
+from workbench.serving import gpus, server_log
 from workbench.engine.orders import SHARED_MEMORY
-from workbench.errors import BadInput, WorkbenchError
-from workbench.flags import flag
-from workbench.profile import ROOT, Profile
+from workbench.experiment.errors import BadInput, WorkbenchError
+from workbench.experiment.profile import ROOT, Profile
 
 log = logging.getLogger(__name__)
-THIN_BYTES = 2 * 7168 * 7168        # weights of the thin product on a GPU (workbench/engine/measure.py)
-NOT_REACHED = "not reached"         # as workbench/engine/measure.py writes it
-PROGRAM = (sys.executable, "-m", "workbench.engine.measure")
+THIN_BYTES = 2 * 7168 * 7168        # weights of the thin product on a GPU (workbench/engine/machine_bench.py)
+NOT_REACHED = "not reached"         # as workbench/engine/machine_bench.py writes it
+PROGRAM = (sys.executable, "-m", "workbench.engine.machine_bench")
 FOLDER = ROOT / "outputs" / "machines"
 DEADLINE_S = 300            # on an idle machine less than two minutes are taken, half of one by the first import of SGLang
 # Settings of a server that change what a collective takes. Debugging output does not, or should not.
@@ -165,7 +164,7 @@ def name_of(profile: Profile) -> str:
     if profile.engine == "cpu":
         devices = f"cpu {len(os.sched_getaffinity(0))} cores {platform.machine()}"
     else:
-        found = _gpus({**os.environ, **profile.server.environment}.get("CUDA_VISIBLE_DEVICES"))
+        found = [gpu.name for gpu in gpus.ours(profile)]
         if len(found) < profile.tp:
             raise BadInput("tp", f"is {profile.tp}, but {len(found) or 'no'} GPU{'s are' if len(found) != 1 else ' is'} visible",
                            "measure on the machine that serves the profile")
@@ -177,15 +176,7 @@ def name_of(profile: Profile) -> str:
 
 def custom_all_reduce(profile: Profile) -> bool:
     """Whether the profile leaves SGLang its own all-reduce."""
-    return not flag(profile, "disable-custom-all-reduce", False)
-
-
-def _gpus(visible: str | None) -> list[str]:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"] + ([f"--id={visible}"] if visible else [])
-    try:
-        return [] if visible == "" else subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return []
+    return not profile.flag("disable-custom-all-reduce", False)
 
 
 def save(machine: Machine, folder: Path = FOLDER) -> Path:
@@ -212,7 +203,7 @@ def load(name: str, folder: Path = FOLDER) -> Machine | None:
 
 def measure(engine: str, ranks: int, *, name: str, environment: Mapping[str, str] | None = None, custom: bool = True,
             deadline_s: float = DEADLINE_S) -> Machine:
-    """Measure this machine with one process a rank (workbench/engine/measure.py), all of which have ended on return.
+    """Measure this machine with one process a rank (workbench/engine/machine_bench.py), all of which have ended on return.
 
     What fails, or is not reached within ``deadline_s``, is unknown with its reason; the rest is kept.
     environment: the profile's server environment, so that NCCL is set as it is when serving. custom: SGLang's own all-reduce too.
@@ -223,7 +214,7 @@ def measure(engine: str, ranks: int, *, name: str, environment: Mapping[str, str
         result, output = Path(folder, "result.json"), Path(folder, "log")
         order = json.dumps({"engine": engine, "ranks": ranks, "custom": custom, "result": str(result)})
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "workbench.keeper", uuid.uuid4().hex[:12], str(output), "-", *PROGRAM, order],
+            [sys.executable, "-m", "workbench.serving.supervisor", uuid.uuid4().hex[:12], str(output), "-", *PROGRAM, order],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT,
             # Gloo looks up the host's own name, which a machine without a network may not resolve; all ranks are here.
             env={"GLOO_SOCKET_IFNAME": "lo", **os.environ, **(environment or {})})
@@ -233,7 +224,7 @@ def measure(engine: str, ranks: int, *, name: str, environment: Mapping[str, str
             why = f"it took more than {deadline_s:g} s"
         finally:
             keeper.communicate(timeout=60)          # closes the pipe, which ends what is left
-        failure = ": ".join(filter(None, [why, logs.clean(_last(output))]))
+        failure = ": ".join(filter(None, [why, server_log.clean(_last(output))]))
         found = json.loads(result.read_text()) if result.exists() else {}
     found = _with_reasons(found, failure)
     if not any(found.get(rate) for rate in INPUTS) and not any(entry["points"] for entry in found.get("latencies", [])):
@@ -255,7 +246,7 @@ def _with_reasons(found: dict[str, Any], failure: str) -> dict[str, Any]:
 
 
 def _last(output: Path) -> str:
-    said = logs.first_failure(output) or "\n".join(logs.tail(output, 5))
+    said = server_log.first_failure(output) or "\n".join(server_log.tail(output, 5))
     return said.splitlines()[-1] if said else "it said nothing"
 
 

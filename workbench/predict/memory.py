@@ -4,11 +4,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from workbench.arms import Arm
-from workbench.flags import flag, number
-from workbench.pair import ITEM_BYTES, ModelShape
-from workbench.profile import Profile
-from workbench.tensors import KNOWN, implied, is_served, keeps_embedding, kv_heads_a_rank, padded_rows, rank_bytes, takes_head
+from workbench.experiment.arms import Arm
+from workbench.predict.model_shape import ITEM_BYTES, ModelShape
+from workbench.experiment.profile import Profile
+from workbench.predict.sharding import KNOWN, implied, is_served, keeps_embedding, kv_heads_a_rank, padded_rows, rank_bytes, takes_head
 
 GIB, MIB = 1 << 30, 1 << 20
 _SERVING_DTYPES = {"float32": "F32", "float": "F32", "bfloat16": "BF16", "float16": "F16", "half": "F16"}
@@ -104,13 +103,13 @@ def serving_dtype(profile: Profile, shape: ModelShape) -> str:
     """The dtype a model is served in; with ``auto`` a float32 checkpoint becomes float16 (configs/model_config.py:2303)."""
     if profile.engine == "cpu":
         return "F32"
-    named = str(flag(profile, "dtype", "auto")).lower()
+    named = str(profile.flag("dtype", "auto")).lower()
     return _SERVING_DTYPES.get(named) or ("F16" if shape.dtype == "F32" else shape.dtype)
 
 
 def _kv_bytes(profile: Profile, shape: ModelShape, draft: bool = False) -> int:
-    named = flag(profile, "speculative-draft-kv-cache-dtype", None) if draft else None
-    return _KV_BYTES.get(str(named or flag(profile, "kv-cache-dtype", "auto")), ITEM_BYTES[serving_dtype(profile, shape)])
+    named = profile.flag("speculative-draft-kv-cache-dtype", None) if draft else None
+    return _KV_BYTES.get(str(named or profile.flag("kv-cache-dtype", "auto")), ITEM_BYTES[serving_dtype(profile, shape)])
 
 
 def static_bytes(profile: Profile, free: int) -> float:
@@ -120,10 +119,10 @@ def static_bytes(profile: Profile, free: int) -> float:
     2048 prefill tokens, 128 MiB a rank, and 10 GiB in all on devices above 60 GiB (arg_groups/memory_hook.py:309). What CUDA graphs
     need beside that depends on the batch sizes captured, so this is an upper bound. Ranks of the CPU engine share what is kept back.
     """
-    fraction = number(profile, "mem-fraction-static")
+    fraction = profile.number("mem-fraction-static")
     if fraction is not None:
         return fraction * free
-    kept = 512 + 1.5 * max(2048, number(profile, "chunked-prefill-size", 2048)) + profile.tp / 8 * 1024
+    kept = 512 + 1.5 * max(2048, profile.number("chunked-prefill-size", 2048)) + profile.tp / 8 * 1024
     kept = max(kept, 10 * 1024 if free > 60 * GIB else 0) / (profile.tp if profile.engine == "cpu" else 1)
     return max(0.0, free - MIB * kept)
 

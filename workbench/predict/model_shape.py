@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 from safetensors import SafetensorError, safe_open
 
-from workbench.errors import BadInput
+from workbench.experiment.errors import BadInput
 
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1,
               "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pandas as pd
 
-from workbench import cost, pair
-from workbench.arms import Arm
-from workbench.budget import Basis
-from workbench.machine import Machine
-from workbench.profile import Profile
+from workbench.predict import cycle_time, model_shape
+from workbench.experiment.arms import Arm
+from workbench.predict.basis import Basis
+from workbench.predict.machine import Machine
+from workbench.experiment.profile import Profile
 
 LEAST, MOST = "latencies as measured", "latencies by ring steps"
 
@@ -35,22 +35,15 @@ def table(profile: Profile, found: Basis) -> pd.DataFrame:
     found: the inputs of the machine as measured with fewer ranks. The accept length is the same for every arm, so a ratio of tokens/s is that
     of cycles, turned over.
     """
-    target, draft = (pair.read(getattr(profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
+    target, draft = (model_shape.read(getattr(profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
     columns: dict[str, Mapping[str, float]] = {}
     for how, by_steps in ((LEAST, False), (MOST, True)):
-        told = cost.by_placement(profile, target, draft, widened(found.inputs, profile.tp, by_steps), context=profile.workload.max_new_tokens / 2)
+        told = cycle_time.by_placement(profile, target, draft, widened(found.inputs, profile.tp, by_steps), context=profile.workload.max_new_tokens / 2)
         told = {arm: replace(p, host_s=found.host_s(Arm.parse(arm))) for arm, p in told.items()}
         columns |= {f"device (ms), {how}": {arm: 1e3 * p.device_s for arm, p in told.items()},
                     f"÷ shared, {how}": {arm: told["shared"].device_s / p.device_s for arm, p in told.items()},
                     f"with the host, {how}": {arm: told["shared"].cycle_s / p.cycle_s for arm, p in told.items()}}
     return pd.DataFrame(columns).rename_axis("arm").reset_index()
-
-
-def ratios(rows: pd.DataFrame, arm: str, kind: str = "÷ shared") -> str:
-    """An arm's ratio over shared between the two kinds of latencies, the smaller first; kind: "÷ shared" or "with the host"."""
-    row = rows.set_index("arm").loc[arm]
-    low, high = sorted(f"{row[f'{kind}, {how}']:.2f}" for how in (LEAST, MOST))
-    return low if low == high else f"{low} to {high}"
 
 
 def sentence(profile: Profile, found: Basis) -> str:

@@ -3,9 +3,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -15,18 +13,20 @@ from pathlib import Path
 
 import psutil
 
-from workbench import communication, locks, memory, nodes, pair_rules, plans
-from workbench import flags as server_flags
-from workbench.arms import Arm
-from workbench.checks import Check, passed, refused, warned
-from workbench.errors import BadInput
-from workbench.flags import flag, number
-from workbench.keeper import port_is_free
-from workbench.pair import ModelShape, read
-from workbench.profile import Profile
+from workbench.experiment import communication, plans
+from workbench.predict import compatibility, memory
+from workbench.serving import gpu_locks, nodes
+from workbench.predict import server_flags
+from workbench.experiment.arms import Arm
+from workbench.serving import gpus
+from workbench.experiment.checks import Check, passed, refused, warned
+from workbench.engine.orders import SGLANG
+from workbench.experiment.errors import BadInput
+from workbench.serving.supervisor import port_is_free
+from workbench.predict.model_shape import ModelShape, read
+from workbench.experiment.profile import Profile
 
 __all__ = ["Check", "check", "refuse"]
-SGLANG = "0.5.23"
 PYTHON = (3, 11)
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ def _findings(profile: Profile, arms: tuple[Arm, ...], free_bytes, so_far: list[
     yield from _tried(lambda: nodes.check(profile))
     for arm in arms:
         if arm.speculates:
-            yield from _tried(lambda: [pair_rules.group(profile, arm), pair_rules.tree(profile, arm)])
+            yield from _tried(lambda: [compatibility.group(profile, arm), compatibility.tree(profile, arm)])
     for name in dict.fromkeys(arm.comm for arm in arms if arm.comm):
-        if why := communication.SETTINGS[name].why_not(communication.facts(profile)):
+        if why := communication.SETTINGS[name].why_not(gpus.facts(profile)):
             yield refused(f"arms +comm={name}", f"cannot be tried here: {why}", "leave that setting out")
     target, found = _model(profile, "target")
     yield from found
@@ -120,7 +120,7 @@ def versions(profile: Profile) -> Iterator[Check]:
 
 def port(profile: Profile) -> Iterator[Check]:
     """A port that the profile names must be free; without one the workbench takes a free port itself."""
-    named = number(profile, "port")
+    named = profile.number("port")
     if named is None:
         return
     if profile.server.at_once > 1:
@@ -134,8 +134,8 @@ def port(profile: Profile) -> Iterator[Check]:
 
 def unlocked(profile: Profile) -> Iterator[Check]:
     """No other run holds the GPUs that this profile takes."""
-    for index, holder in locks.holders(profile).items():
-        error = locks.refusal(index, holder)
+    for index, holder in gpu_locks.holders(profile).items():
+        error = gpu_locks.refusal(index, holder)
         yield refused(error.field, error.problem, error.mend)
 
 
@@ -150,9 +150,9 @@ def _model(profile: Profile, which: str) -> tuple[ModelShape | None, list[Check]
 
 def weights(profile: Profile, shape: ModelShape) -> Iterator[Check]:
     """Weights are there unless dummies are asked for, and in a format that runs no code of strangers when it is opened."""
-    named = str(flag(profile, "load-format", "auto"))
+    named = str(profile.flag("load-format", "auto"))
     if shape.field == "pair.draft":
-        named = str(flag(profile, "speculative-draft-load-format", None) or named)
+        named = str(profile.flag("speculative-draft-load-format", None) or named)
     if named == "dummy" or shape.tensors:
         return
     others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in shape.folder.glob(pattern))
@@ -175,7 +175,7 @@ def remote_code(profile: Profile, shape: ModelShape) -> Iterator[Check]:
     asks = []
     if "auto_map" in config and not _known_model_type(str(config.get("model_type"))):
         asks.append("its configuration class")
-    if own_tokenizer and shape.field == "pair.target" and not flag(profile, "skip-tokenizer-init", False):
+    if own_tokenizer and shape.field == "pair.target" and not profile.flag("skip-tokenizer-init", False):
         asks.append("its tokenizer")
     if asks:
         yield refused("server.trust_remote_code", f"is off, and {shape.field} brings code for {' and '.join(asks)}",
@@ -195,20 +195,20 @@ def _known_model_type(name: str) -> bool:
 
 
 def _fit(profile: Profile, target: ModelShape, draft: ModelShape | None, arms: Sequence[Arm]) -> Iterator[Check]:
-    yield pair_rules.kernels(profile, target)
-    yield pair_rules.rotary(profile, target)
-    yield pair_rules.heads(profile, target, profile.tp, "tp")
+    yield compatibility.kernels(profile, target)
+    yield compatibility.rotary(profile, target)
+    yield compatibility.heads(profile, target, profile.tp, "tp")
     if draft is not None:
         if draft.mla:
-            yield pair_rules.rotary(profile, draft)
-        for rule in pair_rules.PAIR_RULES:
+            yield compatibility.rotary(profile, draft)
+        for rule in compatibility.PAIR_RULES:
             yield from _tried(lambda: [rule(profile, target, draft)])
         for group in dict.fromkeys(arm.group for arm in arms if arm.speculates):
             if not group or profile.tp % group == 0:
-                yield pair_rules.heads(profile, draft, group or profile.tp, f"plan.arms own-{group}" if group else "tp")
+                yield compatibility.heads(profile, draft, group or profile.tp, f"plan.arms own-{group}" if group else "tp")
     for shape in (target, draft):
         if shape is not None:
-            yield pair_rules.stored_weights(shape)
+            yield compatibility.stored_weights(shape)
 
 
 def _prompts(profile: Profile, target: ModelShape | None) -> tuple[int, list[Check]]:
@@ -229,29 +229,18 @@ def _prompts(profile: Profile, target: ModelShape | None) -> tuple[int, list[Che
         return 0, [refused(field, f"hold token {highest} where the target has {target.vocab_size}",
                            "take prompts of this pair's tokenizer")]
     needed = max(lengths) + profile.workload.max_new_tokens
-    if target is not None and needed > (served := number(profile, "context-length", target.context)):
+    if target is not None and needed > (served := profile.number("context-length", target.context)):
         return 0, [refused("workload.max_new_tokens", f"make {needed} tokens with the longest prompt where the target takes {served:.0f}",
                            f"lower it to {max(1, int(served) - max(lengths))}")]
     return max(lengths), [passed(field, f"{len(prompts)} of {min(lengths)} to {max(lengths)} tokens")]
 
 
-def gpus(visible: str | None = None) -> list[int]:
-    """Free bytes of each GPU in ``visible`` (CUDA_VISIBLE_DEVICES; None for all), as nvidia-smi says; empty where there is none."""
-    only = [] if visible is None else [f"--id={visible}"]
-    try:
-        answer = subprocess.run(["nvidia-smi", *only, "--query-gpu=memory.free", "--format=csv,noheader,nounits"],
-                                capture_output=True, text=True, timeout=30, check=True).stdout
-        return [] if visible == "" else [int(line) * memory.MIB for line in answer.split()]
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return []
-
-
 def _free(profile: Profile, given: int | Sequence[int] | None) -> tuple[list[int], list[Check]]:
-    needed = profile.tp if profile.engine == "cpu" else nodes.ranks_a_node(profile)         # of other machines nothing is known here
+    needed = profile.tp if profile.engine == "cpu" else profile.ranks_a_node         # of other machines nothing is known here
     if given is not None:
         free = [given] * profile.tp if isinstance(given, int) else list(given)
     elif profile.engine == "cuda":
-        free = gpus(profile.server.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES")))
+        free = [gpu.free for gpu in gpus.ours(profile)]
     else:
         free = [psutil.virtual_memory().available // profile.tp] * profile.tp
     if len(free) < needed:
@@ -266,7 +255,7 @@ def _free(profile: Profile, given: int | Sequence[int] | None) -> tuple[list[int
 def equal_pools(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) -> Iterator[Check]:
     """Arms are compared with KV pools of one size; left alone, SGLang gives an arm what its weights leave."""
     tokens = [need.tokens(memory.static_bytes(profile, free)) for need in needs]
-    if number(profile, "max-total-tokens") is None and tokens and min(tokens) < max(tokens):
+    if profile.number("max-total-tokens") is None and tokens and min(tokens) < max(tokens):
         yield warned("server.flags.max-total-tokens", f"is not set, so the arms' KV pools hold {min(tokens)} to {max(tokens)} tokens",
                      f"set it to {min(tokens)} or less, the same for every arm")
 
@@ -276,7 +265,7 @@ def at_once(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) -> I
 
     Each finds its static share of what was free before it loaded (kv_cache_configurator.py:3007), with all of them loading.
     """
-    count, limit = profile.server.at_once, number(profile, "max-total-tokens")
+    count, limit = profile.server.at_once, profile.number("max-total-tokens")
     if count == 1:
         return
     if limit is None:
@@ -294,11 +283,11 @@ def room(profile: Profile, needs: memory.ArmMemory, arm: Arm, free: int, longest
 
     SGLang fills its static share with KV tokens, up to max-total-tokens (kv_cache_configurator.py:3096).
     """
-    field, static, limit = f"memory {needs.arm}", memory.static_bytes(profile, free), number(profile, "max-total-tokens")
+    field, static, limit = f"memory {needs.arm}", memory.static_bytes(profile, free), profile.number("max-total-tokens")
     draft_tokens = profile.speculation.of(arm).draft_tokens if arm.speculates else 1
     # A request holds its prompt, its answer, and one round of drafts more than it keeps (mem_cache/allocation_sizing.py:53).
     wanted = profile.workload.concurrency * (longest_prompt + profile.workload.max_new_tokens + draft_tokens)
-    tokens, page = needs.tokens(static), max(1, int(number(profile, "page-size", 1)))
+    tokens, page = needs.tokens(static), max(1, int(profile.number("page-size", 1)))
     capacity = int(min(tokens, tokens if limit is None else limit)) // page * page
     taken = needs.weights + needs.pools(capacity, page)
     said = (f"weights {memory.gib(needs.weights)} a rank (target {memory.gib(needs.target)}, draft {memory.gib(needs.draft)}, "

@@ -1,7 +1,6 @@
 """SGLang's server flags in a profile: which of them the workbench sets itself, which do not go together, which do not exist."""
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -9,10 +8,9 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from workbench import logs
-from workbench.checks import Check, passed, refused, warned
-from workbench.errors import BadInput
-from workbench.profile import Profile
+from workbench.serving import server_log
+from workbench.experiment.checks import Check, passed, refused, warned
+from workbench.experiment.profile import Profile, plain_number
 
 # What the workbench sets from elsewhere in the profile, and the field to use instead.
 OWNED = {
@@ -54,35 +52,6 @@ _ENVIRONMENT = {
 }
 
 
-def flags(profile: Profile) -> dict[str, str | int | float | bool]:
-    """The profile's server flags under SGLang's spelling: no dashes in front, ``-`` between words."""
-    return {name.lstrip("-").replace("_", "-"): value for name, value in profile.server.flags.items()}
-
-
-def flag(profile: Profile, name: str, default):
-    """One server flag of a profile, or the default."""
-    return flags(profile).get(name, default)
-
-
-def number(profile: Profile, name: str, default: float | None = None) -> float | None:
-    """One server flag as a number, or the default.
-
-    Raises: BadInput when it is not one.
-    """
-    value = flag(profile, name, default)
-    return None if value is None else _plain(f"server.flags.{name}", value)
-
-
-def _plain(field: str, value) -> float:
-    try:
-        found = math.nan if isinstance(value, bool) else float(value)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise BadInput(field, f"is {value!r}", "give a plain number")
-    return found
-
-
 @cache
 def known() -> frozenset[str]:
     """Every flag that the installed SGLang takes, read off its source without importing it; empty where SGLang is not installed.
@@ -111,7 +80,7 @@ def check(profile: Profile) -> Iterator[Check]:
 
 
 def _names(profile: Profile) -> Iterator[Check]:
-    for name, value in flags(profile).items():
+    for name, value in profile.flags.items():
         field = f"server.flags.{name}"
         if name in OWNED:
             yield refused(field, "is set by the workbench itself", f"give it as {OWNED[name]}")
@@ -128,30 +97,30 @@ def _names(profile: Profile) -> Iterator[Check]:
 
 def _values(profile: Profile) -> Iterator[Check]:
     topk = max([profile.speculation.topk, *(arm.topk or 1 for arm in profile.arms)])
-    page, backend = number(profile, "page-size", 1), str(flag(profile, "attention-backend", ""))
+    page, backend = profile.number("page-size", 1), str(profile.flag("attention-backend", ""))
     if page > 1 and topk > 1 and (profile.engine == "cpu" or backend and backend not in ("flashinfer", "fa3", "triton")):
         yield refused("server.flags.page-size", f"{page:.0f} with a tree of topk {topk} is served by flashinfer, fa3 and triton only",
                       "use page-size 1 or a chain (topk 1)")
     if topk > 1 and backend == "trtllm_mha":
         yield refused("server.flags.attention-backend", "trtllm_mha serves chains only", "use another backend or topk 1")
-    if flag(profile, "speculative-token-map", None):
+    if profile.flag("speculative-token-map", None):
         yield warned("server.flags.speculative-token-map", "is ignored by EAGLE-3, which brings its own map (d2t)", "leave it out")
-    if not flag(profile, "disable-radix-cache", False):
+    if not profile.flag("disable-radix-cache", False):
         yield warned("server.flags.disable-radix-cache", "is off, so a prompt sent twice is answered from the prefix cache",
                      "set it, or expect blocks with cached tokens to be refused")
     # SGLang's default on GPUs is breakable (model_executor/cuda_graph_config.py:119).
-    if profile.engine == "cuda" and any(arm.group for arm in profile.arms) and flag(profile, "cuda-graph-backend-prefill", "") != "disabled" \
-            and not flag(profile, "disable-cuda-graph", False):
+    if profile.engine == "cuda" and any(arm.group for arm in profile.arms) and profile.flag("cuda-graph-backend-prefill", "") != "disabled" \
+            and not profile.flag("disable-cuda-graph", False):
         yield warned("server.flags.cuda-graph-backend-prefill", "lets own-N capture its prefill in CUDA graphs, which was not seen on GPUs yet",
                      "set it to disabled unless prefill is in question, which saves most of a first start too")
-    running, wanted = number(profile, "max-running-requests"), profile.workload.concurrency
+    running, wanted = profile.number("max-running-requests"), profile.workload.concurrency
     if running is not None and running < wanted:
         yield warned("server.flags.max-running-requests", f"{running:.0f} is less than workload.concurrency {wanted}, so requests queue",
                      f"raise it to {wanted} or lower the concurrency")
-    if str(host := flag(profile, "host", "127.0.0.1")) not in ("127.0.0.1", "localhost", "::1"):
+    if str(host := profile.flag("host", "127.0.0.1")) not in ("127.0.0.1", "localhost", "::1"):
         yield warned("server.flags.host", f"{host} lets other machines send requests to the servers, which ask for no key",
                      "leave it out unless they are to")
-    fraction = number(profile, "mem-fraction-static")
+    fraction = profile.number("mem-fraction-static")
     if fraction is not None and not 0 < fraction < 1:
         yield refused("server.flags.mem-fraction-static", f"is {fraction}", "give a fraction between 0 and 1")
 
@@ -160,12 +129,12 @@ def _environment(profile: Profile) -> Iterator[Check]:
     for name, why in _ENVIRONMENT.items():
         if profile.server.environment.get(name):
             yield refused(f"server.environment.{name}", f"must not be set: {why}", "leave it out")
-    for name in filter(logs.is_secret, profile.server.environment):
+    for name in filter(server_log.is_secret, profile.server.environment):
         yield refused(f"server.environment.{name}", "looks like a secret, which the profile would keep",
                       "set it in the shell that starts the workbench")
     held = profile.server.environment.get("SGLANG_SIMULATE_ACC_LEN")
-    simulated = bool(held) and _plain("server.environment.SGLANG_SIMULATE_ACC_LEN", held) > 0
-    dummy = flag(profile, "load-format", "auto") == "dummy"
+    simulated = bool(held) and plain_number("server.environment.SGLANG_SIMULATE_ACC_LEN", held) > 0
+    dummy = profile.flag("load-format", "auto") == "dummy"
     if simulated:
         yield warned("server.environment.SGLANG_SIMULATE_ACC_LEN", "holds the accept length, so nothing is learnt about accept rates",
                      "leave it out where the pair itself is in question")

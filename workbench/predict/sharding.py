@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workbench.pair import ITEM_BYTES, ModelShape, Tensor, canonical
+from workbench.predict.model_shape import ITEM_BYTES, ModelShape, Tensor, canonical
 
 LLAMA_DRAFT = "LlamaForCausalLMEagle3"          # models/llama_eagle3.py:272
 MLA_DRAFT = "Eagle3DeepseekV2ForCausalLM"       # models/kimi_k25_eagle3.py:315

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from workbench.errors import BadInput
+from workbench.experiment.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,11 @@ class Choice:
         return self.accept_length / self.cycle_s
 
 
-def positions(accept_lengths: Sequence[float]) -> tuple[float, ...]:
-    """Acceptance at each position from the accept lengths (bonus token included) of 1, 2, ... draft tokens.
-
-    Each further position adds the share of cycles that accept it: the differences, the first one's against 1.
-    """
-    return tuple(np.diff([1.0, *accept_lengths]).tolist())
-
-
 def choices(acceptance: Sequence[float], verify_s: Mapping[int, float], draft_step_s: float, *, fixed_s: float = 0.0,
             plain_s: float | None = None) -> tuple[Choice, ...]:
     """What every number of steps from 0 on gives, as far as acceptance and widths are known.
 
-    acceptance: at position k the share of cycles with at least k correct drafts (workbench.accept, positions), so that n steps have an
+    acceptance: at position k the share of cycles with at least k correct drafts (workbench.judge.accept, positions), so that n steps have an
     accept length of 1 + the first n of them. verify_s: {tokens verified: seconds}; n steps verify n + 1, and widths between two measured
     ones are taken linearly. draft_step_s: of one draft forward; n steps are n of them, the last one in draft-extend. fixed_s: of a
     cycle whatever the steps (the host). plain_s: a step without speculation (default: a verify of 1 and fixed_s).

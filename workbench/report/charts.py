@@ -1,16 +1,16 @@
-"""Charts of a run: pure functions from the tables of workbench.tables to altair charts, and how they are shown without a network."""
+"""Charts of a run: pure functions from the tables of workbench.report.tables to altair charts, and how they are shown without a network."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import workbench.light  # noqa: F401  (before altair)
+import workbench.report.lean_imports  # noqa: F401  (before altair)
 import altair as alt
 import pandas as pd
 import vl_convert
 from IPython.display import SVG
 
-from workbench import tables
+from workbench.report import tables
 
 WIDE, NARROW = 720, 340  # pixels of a whole chart: on a page or a screen, on a phone
 FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"

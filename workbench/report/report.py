@@ -9,15 +9,12 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from pydantic import ValidationError
 
-from workbench import best, charts, page, tables
-from workbench.errors import BadInput
-from workbench.page import Download, Figure, Table
-from workbench.profile import Profile
-from workbench.provenance import sentence as origin
-from workbench.runlog import Block, Finding, Line
-from workbench.sweeps import COLLECTIVES, is_sweep
+from workbench.report import charts, html, tables
+from workbench.report.html import Download, Figure, Table
+from workbench.run.provenance import sentence as origin
+from workbench.experiment.runlog import Block, Finding, Line
+from workbench.experiment.sweeps import COLLECTIVES, is_sweep
 
 QUESTION = "Is the draft’s tensor parallelism what makes EAGLE-3 slow?"
 DATA_LIMIT = 20_000_000  # bytes of raw data inside the file; browsers and mail get slow beyond
@@ -25,12 +22,13 @@ DATA_LIMIT = 20_000_000  # bytes of raw data inside the file; browsers and mail 
 
 
 def render(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapping[str, Any], profile: Mapping[str, Any],
-           cycles: pd.DataFrame | None = None) -> str:
+           cycles: pd.DataFrame | None = None, sweep_map: pd.DataFrame | None = None) -> str:
     """The report of one run as HTML text.
 
     verdict: the content of verdict.json; any number in it may be missing (shown as "unknown"). records: of runs.jsonl.
     provenance: of provenance.json; "command" (text or a list) is the command that made the run, "recording" the name of a
-    recorded one, both optional. profile: ``Profile.model_dump()``. cycles: stages measured and predicted (``predictions.bars``).
+    recorded one, both optional. profile: ``Profile.model_dump()``. cycles: stages measured and predicted
+    (``cycle_check.bars``). sweep_map: the candidates of the search over steps (``steps.sweep_map``).
     """
     refusals = tables.refusals(verdict)
     main, swept = _part(verdict, lambda experiment: not is_sweep(experiment)), _part(verdict, is_sweep)
@@ -39,16 +37,16 @@ def render(verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapp
     comparisons, controls = tables.comparisons(main), tables.controls(main)
     everyone = list(verdict.get("arms") or {})      # an arm has one colour in the whole page
     files, left_out = downloads(verdict, records, provenance, profile)
-    return page.render("report.html.j2",
+    return html.render("report.html.j2",
         question=QUESTION, sentence=verdict.get("sentence") or "No verdict was stated.", valid=bool(verdict.get("valid")),
         name=verdict.get("profile") or tables.UNKNOWN, labels=labels(verdict, provenance, profile), about=profile.get("about", ""),
         recorded=f"{origin(provenance)} Nothing was measured for this page." if verdict.get("source") == "recorded" else "",
-        arms=page.table(tables.arms(main, profile)), colours=charts.palette(everyone), sweeps=sweeps(swept, records, profile) if swept else None,
-        conditions=conditions(records, profile), costs=costs(comparisons, profile), comparisons=page.table(_ratios(comparisons, controls)),
-        notes=verdict.get("notes") or [], parity=page.table(tables.parity(verdict)), reasons=refusals["reason"].tolist(),
-        refusals=page.table(refusals), figures=[*figures(main, records, everyone), *_cycles(cycles)],
-        failures=page.table(tables.failures(records)), findings=page.table(tables.findings(records)),
-        provenance=page.table(tables.provenance(provenance)), commands=commands(verdict, records, provenance), files=files, left_out=left_out)
+        arms=html.table(tables.arms(main, profile)), colours=charts.palette(everyone), sweeps=sweeps(swept, records, profile, sweep_map) if swept else None,
+        conditions=conditions(records, profile), costs=costs(comparisons, profile), comparisons=html.table(_ratios(comparisons, controls)),
+        notes=verdict.get("notes") or [], parity=html.table(tables.parity(verdict)), reasons=refusals["reason"].tolist(),
+        refusals=html.table(refusals), figures=[*figures(main, records, everyone), *_cycles(cycles)],
+        failures=html.table(tables.failures(records)), findings=html.table(tables.findings(records)),
+        provenance=html.table(tables.provenance(provenance)), commands=commands(verdict, records, provenance), files=files, left_out=left_out)
 
 
 def labels(verdict: Mapping[str, Any], provenance: Mapping[str, Any], profile: Mapping[str, Any]) -> list[str]:
@@ -99,17 +97,16 @@ class Sweeps:
     figures: tuple[Figure, ...]
 
 
-def sweeps(verdict: Mapping[str, Any], records: Sequence[Line], profile: Mapping[str, Any]) -> Sweeps | None:
+def sweeps(verdict: Mapping[str, Any], records: Sequence[Line], profile: Mapping[str, Any], searched: pd.DataFrame | None = None) -> Sweeps | None:
     """The section on the sweeps; None without any. verdict: the part of it that is theirs."""
     comparisons, controls, found = tables.comparisons(verdict), tables.controls(verdict), []
-    searched = _sweep_map(records, profile)
-    if searched is not None and searched[best.SPEED].notna().any():
-        found.append(page.figure("Search over draft steps", "Speed of every candidate as a share of the best one’s, and in brackets how many pairs of "
+    if searched is not None and searched[tables.SPEED].notna().any():
+        found.append(html.figure("Search over draft steps", "Speed of every candidate as a share of the best one’s, and in brackets how many pairs of "
                              "blocks it was given: the search halves the field. The best of many looks better than it is; what it gains is "
                              "told by fresh blocks, below.", lambda width: charts.sweep_map(searched, width)))
-    loads = best.load_table(comparisons)
+    loads = tables.load_table(comparisons)
     if len(loads):
-        found.append(page.figure("The best settings by requests at once", "Each point is a ratio of throughput with its interval; where a line "
+        found.append(html.figure("The best settings by requests at once", "Each point is a ratio of throughput with its interval; where a line "
                              "crosses 1 the other arm takes over.", lambda width: charts.by_load(loads, width)))
     collectives = comparisons["experiment"] == COLLECTIVES
     for (metric, method), rows in comparisons[collectives].groupby(["metric", "method"], sort=False):
@@ -120,14 +117,7 @@ def sweeps(verdict: Mapping[str, Any], records: Sequence[Line], profile: Mapping
     arms = tables.arms(verdict, profile)
     if arms.empty and not found and not kept:
         return None
-    return Sweeps(page.table(arms), page.table(_ratios(comparisons, controls)), page.table(pd.DataFrame(kept)), tuple(found))
-
-
-def _sweep_map(records: Sequence[Line], profile: Mapping[str, Any]) -> pd.DataFrame | None:
-    try:
-        return best.sweep_map(Profile(**profile), records)
-    except (BadInput, ValidationError):     # of an older run, or one without a draft
-        return None
+    return Sweeps(html.table(arms), html.table(_ratios(comparisons, controls)), html.table(pd.DataFrame(kept)), tuple(found))
 
 
 def _part(verdict: Mapping[str, Any], wanted: Callable[[str], bool]) -> dict[str, Any]:
@@ -143,7 +133,7 @@ def _part(verdict: Mapping[str, Any], wanted: Callable[[str], bool]) -> dict[str
 
 def _cycles(bars: pd.DataFrame | None) -> Iterator[Figure]:
     if bars is not None and bars["time (ms/cycle)"].notna().any():
-        yield page.figure("Cycles measured and predicted", "The stages of a cycle as measured inside the server, beside what the model of 02_budget "
+        yield html.figure("Cycles measured and predicted", "The stages of a cycle as measured inside the server, beside what the model of 02_budget "
                       "predicts from this machine’s inputs.", lambda width: charts.stage_times(bars, width))
 
 
@@ -164,15 +154,15 @@ def figures(verdict: Mapping[str, Any], records: Sequence[Line], everyone: Seque
         yield from _throughput(str(experiment), part, arms)
     positions = tables.accept_by_position(verdict)
     if positions["accepted (% of cycles)"].notna().any():
-        yield page.figure("Accepted drafts by position", "Share of all cycles in which the draft token at this position was accepted, with its "
+        yield html.figure("Accepted drafts by position", "Share of all cycles in which the draft token at this position was accepted, with its "
                       "interval. The shares of an arm and the bonus token add up to its accept length.",
                       lambda width: charts.accept_by_position(positions, arms, width))
     collectives, stages = tables.collectives(verdict), tables.stage_times(verdict)
     if len(collectives):
-        yield page.figure("Collectives a cycle", "Counted inside the server on rank 0, by stage of the cycle.",
+        yield html.figure("Collectives a cycle", "Counted inside the server on rank 0, by stage of the cycle.",
                       lambda width: charts.collectives(collectives, arms, width))
     if stages["time (ms/cycle)"].notna().any():
-        yield page.figure("Where a cycle’s time goes", "Measured inside the server, by stage; a stage that is not shown was not measured.",
+        yield html.figure("Where a cycle’s time goes", "Measured inside the server, by stage; a stage that is not shown was not measured.",
                       lambda width: charts.stage_times(stages, width))
 
 
@@ -197,14 +187,14 @@ def downloads(verdict: Mapping[str, Any], records: Sequence[Line], provenance: M
     """The raw data as data: links, and a sentence about what had to be left out ("" when nothing)."""
     log, left_out = _jsonl(records), ""
     if len(log) > DATA_LIMIT:
-        left_out = f"The run log is {page.size(log)}, too much for one page: the tokens of the answers (output_ids) are left out of this copy."
+        left_out = f"The run log is {html.size(log)}, too much for one page: the tokens of the answers (output_ids) are left out of this copy."
         log = _jsonl([_without_tokens(r) for r in records])
     files = [("runs.jsonl", "every measured fact, one a line", log), ("verdict.json", "the verdict as data", _json(verdict)),
              ("provenance.json", "versions, machine, hashes", _json(provenance)), ("profile.yaml", "every setting", _profile_yaml(profile))]
     if len(log) > DATA_LIMIT:
-        left_out = f"The run log is {page.size(log)}, too much for one page: take runs.jsonl from the run’s folder."
+        left_out = f"The run log is {html.size(log)}, too much for one page: take runs.jsonl from the run’s folder."
         files = files[1:]
-    return [page.download(name, about, content) for name, about, content in files], left_out
+    return [html.download(name, about, content) for name, about, content in files], left_out
 
 
 def _forest(metric: str, method: str, rows: pd.DataFrame, control: pd.DataFrame, about: str = "") -> Figure:
@@ -213,7 +203,7 @@ def _forest(metric: str, method: str, rows: pd.DataFrame, control: pd.DataFrame,
     better = {"throughput": "Right of 1 the first arm is faster. ", "cycle time": "Left of 1 the first arm is faster. "}.get(metric, "")
     band = "The grey band is the control: how far an arm differs from itself on the same schedule." if control["ratio"].notna().any() else \
         "There is no control of this kind to measure it by."
-    return page.figure(f"{about}{'r' if about else 'R'}atio of {metric}{how}", better + band, lambda width: charts.forest(rows, control, width))
+    return html.figure(f"{about}{'r' if about else 'R'}atio of {metric}{how}", better + band, lambda width: charts.forest(rows, control, width))
 
 
 def _throughput(experiment: str, blocks: pd.DataFrame, arms: Sequence[str]) -> Iterator[Figure]:
@@ -223,11 +213,11 @@ def _throughput(experiment: str, blocks: pd.DataFrame, arms: Sequence[str]) -> I
     size = int(max(tables.thinned(blocks)["blocks"]))
     each = "Each point is a block." if size == 1 else f"Each point is the mean of up to {size} neighbouring blocks."
     if len(paired):
-        yield page.figure(f"Throughput by pair of blocks: {experiment}",
+        yield html.figure(f"Throughput by pair of blocks: {experiment}",
                       f"{each} The blocks of a pair share their prompts and ran one after the other.",
                       lambda width: charts.throughput_by_pair(paired, arms, width))
     if paired.empty or by_start.nunique().min() < blocks["arm"].nunique():
-        yield page.figure(f"Throughput by server start: {experiment}",
+        yield html.figure(f"Throughput by server start: {experiment}",
                       f"{each} The bar is the mean of a start. Servers of one arm differ, so across servers the start is the unit.",
                       lambda width: charts.throughput_by_start(blocks, arms, width))
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.arms import Arm
-from workbench.checks import Check
-from workbench.errors import BadInput
-from workbench.profile import Speculation
-from workbench.runlog import Block, Failure, Finding, Line, Start
+from workbench.experiment.arms import Arm
+from workbench.experiment.checks import Check
+from workbench.experiment.errors import BadInput
+from workbench.experiment.profile import Speculation
+from workbench.experiment.runlog import Block, Failure, Finding, Line, Start
+from workbench.experiment.sweeps import crossing
 
 MAX_ROWS = 5_000
 MAX_DATA = 500          # characters of a finding's data that are shown
@@ -125,7 +126,7 @@ def refusals(verdict: Mapping[str, Any]) -> pd.DataFrame:
 def accept_by_position(verdict: Mapping[str, Any]) -> pd.DataFrame:
     """One row an arm and position in the draft: how often the draft token there was accepted, with its interval.
 
-    From the verdict's "accept", as workbench.accept defines it: rounds with at least so many correct drafts over all rounds.
+    From the verdict's "accept", as workbench.judge.accept defines it: rounds with at least so many correct drafts over all rounds.
     The shares of one arm and the bonus token add up to its accept length.
     """
     rows = [(name, position, *(100 * number(share.get(key)) for key in ("value", "low", "high")))
@@ -174,6 +175,9 @@ def findings(records: Sequence[Line]) -> pd.DataFrame:
     words = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in latest.items()}
     rows = [(*key, said if isinstance(latest[key], str) or len(said) <= MAX_DATA else "data, in runs.jsonl") for key, said in words.items()]
     return pd.DataFrame(rows, columns=["experiment", "finding", "value"])
+
+
+SPEED = "speed (% of the best)"      # a column of the searches' maps
 
 
 def checks(found: Sequence[Check]) -> pd.DataFrame:
@@ -302,3 +306,10 @@ def _words(cells: list[Any]) -> list[str]:
         return cell if isinstance(cell, str) else fixed(cell, places)
 
     return [words(cell) for cell in cells]
+
+
+def load_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """The ratios of tokens/s by requests at once, for ``charts.by_load``. rows: ``tables.comparisons``."""
+    here = rows[rows["experiment"].str.startswith(crossing("")) & rows["valid"] & (rows["metric"] == METRIC_NAMES["tokens_per_s"])]
+    loads = here["experiment"].str.removeprefix(crossing("")).astype(int)
+    return here.assign(**{"requests at once": loads})[["comparison", "requests at once", "ratio", "low", "high"]].sort_values("requests at once")

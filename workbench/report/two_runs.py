@@ -9,8 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from workbench import charts, page, provenance, report, stats, tables
-from workbench.stats import Interval
+from workbench.judge import stats
+from workbench.report import charts, html, report, tables
+from workbench.run import provenance
+from workbench.judge.stats import Interval
 
 METRIC = tables.METRIC_NAMES["tokens_per_s"]
 # What differs between any two runs and explains nothing comes last; a setting that differs explains most.
@@ -141,18 +143,18 @@ def render(a: Run, b: Run) -> str:
     """Both runs as one HTML page, in the manner of the report of one."""
     rows, runs = compared(a, b), {"A": a, "B": b}
     drawn = points(rows)
-    figures = [page.figure("Ratios of throughput in both runs", "Each pair of intervals is one comparison, as each run made it. The dashed line "
+    figures = [html.figure("Ratios of throughput in both runs", "Each pair of intervals is one comparison, as each run made it. The dashed line "
                            "is no difference.", lambda width: charts.two_runs(drawn, width))] if len(drawn) else []
     stages = _stages(a, b)
     if len(stages):
-        figures.append(page.figure("Where a cycle’s time goes in both runs", "Measured inside the server, by stage; a stage that is not shown "
+        figures.append(html.figure("Where a cycle’s time goes in both runs", "Measured inside the server, by stage; a stage that is not shown "
                                    "was not measured.", lambda width: charts.stage_times(stages, width)))
     names = dict.fromkeys([*(a.verdict.get("arms") or {}), *(b.verdict.get("arms") or {})])
-    return page.render(
+    return html.render(
         "versus.html.j2", a=a, b=b, question=report.QUESTION, sentence=sentence(a, b),
         labelled=[(letter, report.labels(run.verdict, run.provenance, run.profile)) for letter, run in runs.items()],
         origins={letter: provenance.sentence(run.provenance).replace("Recorded on", "Measured on") for letter, run in runs.items()},
-        differences=page.table(differences(a, b)), comparisons=page.table(shown(rows)), figures=figures, arms=page.table(arms(a, b)),
+        differences=html.table(differences(a, b)), comparisons=html.table(shown(rows)), figures=figures, arms=html.table(arms(a, b)),
         colours=charts.palette(list(names)), files=[
-            page.download(f"{letter}-{kind}.json", f"{kind} of {run.name}", json.dumps(content, indent=1, default=str).encode())
+            html.download(f"{letter}-{kind}.json", f"{kind} of {run.name}", json.dumps(content, indent=1, default=str).encode())
             for letter, run in runs.items() for kind, content in (("verdict", run.verdict), ("provenance", run.provenance), ("profile", run.profile))])

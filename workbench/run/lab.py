@@ -13,15 +13,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workbench import locks, pace, plans, preflight, provenance, recording, runlog, stopping, verdict
-from workbench import server as servers
-from workbench.arms import Arm
-from workbench.checks import Check
-from workbench.errors import BadInput, ServerFailed
-from workbench.plans import Task
-from workbench.pool import Pool
-from workbench.profile import Profile, load
-from workbench.runlog import Block, Failure, Finding, Line, RunLog, now
+from workbench.experiment import plans, runlog
+from workbench.judge import stopping, verdict
+from workbench.predict import preflight
+from workbench.run import provenance, recording
+from workbench.serving import gpus, gpu_locks
+from workbench.serving import server as servers
+from workbench.experiment.arms import Arm
+from workbench.experiment.checks import Check
+from workbench.experiment.errors import BadInput, ServerFailed
+from workbench.experiment.plans import Task
+from workbench.serving.pool import Pool
+from workbench.experiment.profile import Profile, load
+from workbench.run.ticket import Progress, tell_progress
+from workbench.experiment.runlog import Block, Failure, Finding, Line, RunLog, now
 
 log = logging.getLogger(__name__)
 GIVEN_BACK_WITHIN_S, GIVEN_BACK_BYTES = 30, 64 << 20     # a driver frees a process's memory a moment after its end
@@ -122,7 +127,7 @@ class Lab:
         preflight.refuse(preflight.check(self.profile, [Arm.parse(name) for name in dict.fromkeys(task.planned.arm for task in tasks)]))
         if rule:
             self.find(rule.experiment, stopping.CHECKPOINTS, {"looks": list(rule.checkpoints.looks)})
-        with locks.held(self.profile, self.folder) as held, servers.imported_once(self.profile), RunLog(self.folder / "runs.jsonl") as file, \
+        with gpu_locks.held(self.profile, self.folder) as held, servers.imported_once(self.profile), RunLog(self.folder / "runs.jsonl") as file, \
                 _gpus_given_back(self.profile, file), Pool(self.profile, self.prompts, self.folder, file, held) as pool:
             while left := self.left(tasks := decide(self.records)):
                 pool.plan(tasks, [task for _, task in left])
@@ -146,8 +151,10 @@ class Lab:
                     return False
                 continue
             rest = [task for _, task in left[place:]]
-            log.info("%s: block %d of %d on %s%s", task.planned.experiment, len(tasks) - len(left) + place + 1, len(tasks), task.planned.arm,
-                     pace.words(pace.left_s(known, rest, pool.starts_left(rest))))
+            at = Progress(task.planned.experiment, len(tasks) - len(left) + place + 1, len(tasks), task.planned.arm,
+                          plans.left_s(known, rest, pool.starts_left(rest)))
+            tell_progress(self.folder, at)
+            log.info("%s: block %d of %d on %s%s", at.experiment, at.block, at.of, at.arm, plans.left_words(at.left_s))
             try:
                 pool.run(index, task)
             except ServerFailed as failure:
@@ -228,14 +235,14 @@ def _narrate() -> None:
 @contextmanager
 def _gpus_given_back(profile: Profile, file: RunLog) -> Iterator[None]:
     """Write down each GPU's free memory before the first server and after the last: workers that outlive a server keep theirs."""
-    before = preflight.gpus() if profile.engine == "cuda" else []
+    before = [gpu.free for gpu in gpus.ours(profile)]
     try:
         yield
     finally:
         if before:
             end, back = time.monotonic() + GIVEN_BACK_WITHIN_S, False
             while not back and time.monotonic() < end:
-                after = preflight.gpus()
+                after = [gpu.free for gpu in gpus.ours(profile)]
                 back = all(free >= was - GIVEN_BACK_BYTES for was, free in zip(before, after))
                 time.sleep(0 if back else 1)
             if not back:

@@ -16,19 +16,19 @@ from typing import Any
 
 import psutil
 
-from workbench import logs
-from workbench.profile import ROOT, Profile
+from workbench.serving import gpus, server_log
+from workbench.experiment.profile import ROOT, Profile
 
 PACKAGES = ("sglang", "torch", "transformers", "triton", "draft-tp-workbench", "numpy", "scipy", "pandas", "papermill")
-_GPU = "name,driver_version,memory.total,pci.bus_id,clocks.max.sm,power.limit"
 
 
 def collect(profile: Profile, command: Sequence[str] = ()) -> dict[str, Any]:
     """The content of provenance.json. Hashes: SHA-256, of a folder's files in the order of their names."""
+    taken = gpus.ours(profile)
     return {
         "schema": 1,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": logs.clean(shlex.join(command)),
+        "command": server_log.clean(shlex.join(command)),
         "engine": profile.engine,
         "versions": {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := _version(name))},
         "workbench_commit": _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"]),
@@ -36,8 +36,8 @@ def collect(profile: Profile, command: Sequence[str] = ()) -> dict[str, Any]:
         "workbench_sources": _sources(),
         "machine": {"system": platform.system(), "kernel": platform.release(), "processor": _processor(),
                     "cores": len(os.sched_getaffinity(0)), "memory_gib": round(psutil.virtual_memory().total / 2**30, 1)},
-        "gpus": _gpus(),
-        "topology": _output(["nvidia-smi", "topo", "-m"]),
+        "gpus": gpus.described(taken),
+        "topology": gpus.topology(taken),
         "hashes": {"target": digest(profile.pair.target), "draft": digest(profile.pair.draft),
                    "prompts": digest(Path(profile.workload.prompts)) if profile.workload.prompts != "random" else None},
         "nccl": {key: value for key, value in sorted(os.environ.items()) if key.startswith(("NCCL_", "TORCH_NCCL_"))},
@@ -86,11 +86,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _gpus() -> list[dict[str, str]]:
-    said = _output(["nvidia-smi", f"--query-gpu={_GPU}", "--format=csv,noheader"])
-    return [dict(zip(_GPU.split(","), (value.strip() for value in line.split(",")))) for line in (said or "").splitlines()]
 
 
 def _processor() -> str:

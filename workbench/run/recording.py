@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench import logs, runlog, verdict
-from workbench.errors import BadInput, WorkbenchError
-from workbench.profile import ROOT, Profile
-from workbench.provenance import digest
-from workbench.runlog import Block, Failure, Finding, RunLog
-from workbench.stopping import STOPPED
+from workbench.experiment import runlog
+from workbench.judge import verdict
+from workbench.serving import server_log
+from workbench.experiment.errors import BadInput, WorkbenchError
+from workbench.experiment.profile import ROOT, Profile
+from workbench.run.provenance import digest
+from workbench.experiment.runlog import Block, Failure, Finding, RunLog
+from workbench.judge.stopping import STOPPED
 
 PREFIX = "recorded:"
 FOLDER = ROOT / "fixtures" / "recordings"
@@ -64,7 +66,7 @@ def record(run: Path, profile: Profile, prompts: Sequence[Mapping[str, Any]], na
                | ({"missing": missing} if missing else {}))
         (made / "prompts.json").write_text("[\n" + ",\n".join(json.dumps(prompt) for prompt in prompts) + "\n]\n")
         for path in sorted((run / "logs").glob("*.log")):
-            (made / "logs" / path.name).write_text(public(logs.trimmed(path)))
+            (made / "logs" / path.name).write_text(public(server_log.trimmed(path)))
         _write(made / "verdict.json", verdict.judge(setting, records, "recorded", setting.plan.resolution).to_json())
         size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
         if size > LIMIT:
@@ -167,7 +169,7 @@ class _Public:
             return value
         for path, name in self._known.items():
             value = value.replace(path, name)
-        return logs.without_paths(value)
+        return server_log.without_paths(value)
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from workbench.errors import BadInput
+from workbench.experiment.errors import BadInput
 
-TICKET, LOG = "process.json", "replay.log"
+T = TypeVar("T", bound="Ticket | Progress")
+TICKET, PROGRESS, LOG = "process.json", "progress.json", "replay.log"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,20 @@ class Ticket:
         return self.ended is None and _ticks(self.pid) == self.started
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far the measuring of an experiment is, kept by whichever process measures: the block at work, of how many, on which arm.
+
+    left_s: seconds that the rest is expected to take; None where that is not known yet.
+    """
+
+    experiment: str
+    block: int
+    of: int
+    arm: str
+    left_s: float | None = None
+
+
 def of_process(pid: int) -> Ticket:
     """The first ticket of a process that has just been started."""
     return Ticket(pid, _ticks(pid))
@@ -38,18 +54,36 @@ def of_process(pid: int) -> Ticket:
 
 def read(folder: Path) -> Ticket | None:
     """The last ticket of a folder, alive or not; None where no replay ever was."""
-    try:
-        return Ticket(**json.loads((folder / TICKET).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+    return _read(folder / TICKET, Ticket)
 
 
 def write(folder: Path, ticket: Ticket) -> None:
     """Put a ticket where the last one was; a reader sees either."""
-    folder.mkdir(parents=True, exist_ok=True)
-    new = folder / f"{TICKET}.new"
-    new.write_text(json.dumps(asdict(ticket)))
-    new.replace(folder / TICKET)
+    _write(folder / TICKET, ticket)
+
+
+def progress(folder: Path) -> Progress | None:
+    """How far the folder's last measuring is; None before its first block."""
+    return _read(folder / PROGRESS, Progress)
+
+
+def tell_progress(folder: Path, at: Progress) -> None:
+    """Keep how far the measuring is, for whoever watches; a reader sees the last one or this one."""
+    _write(folder / PROGRESS, at)
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        return kind(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(path: Path, record: Ticket | Progress) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(asdict(record)))
+    new.replace(path)
 
 
 def alive(outputs: Path) -> Path | None:
@@ -82,6 +116,7 @@ class Claim:
             if there and there.alive and there.pid != os.getpid():
                 raise BadInput("out", f"{self.folder.name} is being measured by process {there.pid}", "wait for its end, or stop it first")
             self.ticket = of_process(os.getpid())
+            (self.folder / PROGRESS).unlink(missing_ok=True)
             write(self.folder, self.ticket)
         return self
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from workbench.arms import Arm
-from workbench.profile import Speculation
-from workbench.runlog import Request
+from workbench.experiment import communication
+from workbench.experiment.arms import Arm
+from workbench.experiment.profile import Speculation
+from workbench.experiment.runlog import Request
 
 
 def faults(arm: Arm, attestation: Sequence[Mapping], tp: int, agreement: str, draft: Path | None = None, nodes: int = 1) -> list[str]:
@@ -41,7 +43,7 @@ def faults(arm: Arm, attestation: Sequence[Mapping], tp: int, agreement: str, dr
 def not_in_force(arm: Arm, in_force: Sequence[Mapping], tp: int, asked: Speculation) -> list[str]:
     """Why the arm is not the one in force on every rank, one sentence each; empty when it is.
 
-    in_force: one entry a rank, read from the worker that runs (workbench/engine/control.py). asked: what the arm is served with.
+    in_force: one entry a rank, read from the worker that runs (workbench/engine/arm_switch.py). asked: what the arm is served with.
     """
     if len(in_force) != tp:
         return [f"{len(in_force)} of {tp} ranks said which arm is in force"]
@@ -121,3 +123,15 @@ def _replicas(arm: Arm, attestation: Sequence[Mapping]) -> list[str]:
         placed = next(p for p in entry["placements"] if p["arm"] == arm.name)
         digests.setdefault(placed["group_ranks"].index(entry["rank"]), set()).add(placed["weights"])
     return [f"replicas of the draft's shard {place} differ in their weights" for place, seen in digests.items() if len(seen) > 1]
+
+
+def communication_faults(name: str | None, attestation: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why a setting is not in force on every rank, one sentence each; empty when it is, or when nothing was ordered."""
+    setting, found = communication.SETTINGS.get(name or ""), []
+    for entry in attestation if setting else ():
+        said, where = entry.get("communication") or {}, f"rank {entry.get('rank')}"
+        found += [f"{where} runs with {variable}={(said.get('environment') or {}).get(variable)} where {name} needs {value}"
+                  for variable, value in setting.environment.items() if (said.get("environment") or {}).get(variable) != value]
+        found += [f"{where} runs {'without' if wanted else 'with'} the {kind} communicator under {name}"
+                  for kind, wanted in setting.expects.items() if bool(said.get(kind)) != wanted]
+    return found

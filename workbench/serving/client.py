@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from workbench.errors import Hung, ServerFailed
-from workbench.runlog import Request
+from workbench.experiment.errors import Hung, ServerFailed
+from workbench.experiment.runlog import Request
 
 # Greedy everywhere: speculation on CPU is greedy whatever is asked, and identity of tokens is owed only there. ignore_eos keeps
 # the work of a block the same for every arm.

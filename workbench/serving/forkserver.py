@@ -26,7 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workbench import keeper
+from workbench.serving import supervisor
 from workbench.engine import orders
 
 VARIABLE = "DRAFT_TP_NURSERY"       # its address, for the processes that its owner starts
@@ -60,7 +60,7 @@ class Kept:
         end = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("workbench.keeper", timeout)
+                raise subprocess.TimeoutExpired("workbench.serving.supervisor", timeout)
             time.sleep(0.02)
         return self.returncode
 
@@ -98,7 +98,7 @@ def owned(environment: Mapping[str, str]) -> Iterator[None]:
 def keep(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Kept | None:
     """Fork a keeper; None where there is no nursery that could.
 
-    command: of ``python -m workbench.keeper``; environment: what it is to have beside this process's. SGLang reads much of it while it is
+    command: of ``python -m workbench.serving.supervisor``; environment: what it is to have beside this process's. SGLang reads much of it while it is
     imported, so a nursery that was started with other values refuses.
     """
     if not (name := os.environ.get(VARIABLE)):
@@ -123,9 +123,9 @@ def keep(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> K
 
 def _start(environment: Mapping[str, str]) -> subprocess.Popen:
     name = f"draft-tp-nursery-{os.getpid()}-{os.urandom(6).hex()}"
-    process = subprocess.Popen([sys.executable, "-m", "workbench.nursery", name, " " * _ROOM], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    process = subprocess.Popen([sys.executable, "-m", "workbench.serving.forkserver", name, " " * _ROOM], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL, start_new_session=True,
-                               env={**os.environ, **environment, **keeper.KEEPS_MARKER, keeper.MARKER: _NAMELESS})
+                               env={**os.environ, **environment, **supervisor.KEEPS_MARKER, supervisor.MARKER: _NAMELESS})
     process.stdout.readline()           # it listens
     os.environ[VARIABLE] = name
     return process
@@ -143,7 +143,7 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 def main() -> None:
-    """``python -m workbench.nursery NAME ROOM``: forks a keeper for whoever of this user asks, until standard input ends."""
+    """``python -m workbench.serving.forkserver NAME ROOM``: forks a keeper for whoever of this user asks, until standard input ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind("\0" + sys.argv[1])
         listening.listen(64)
@@ -152,7 +152,7 @@ def main() -> None:
             import_module(name)
         # It notes at its first use where the command line lies, which it could not find in a fork that shows another.
         import_module("setproctitle").getproctitle()
-        _appear([sys.executable, "-m", "workbench.nursery", sys.argv[1]])
+        _appear([sys.executable, "-m", "workbench.serving.forkserver", sys.argv[1]])
         gc.collect()
         gc.freeze()                     # what every fork shares is not touched by its collector
         _serve(listening)
@@ -197,14 +197,14 @@ def _same_user(connection: socket.socket) -> bool:
 def _keeper(asked: Mapping[str, Any], stdin: int, stdout: int) -> int:
     """Be the keeper that was asked for; returns its exit status."""
     os.setsid()
-    ctypes.CDLL(None).prctl(keeper.PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(supervisor.PR_SET_PDEATHSIG, signal.SIGTERM)
     _streams(stdin, stdout, os.open(os.devnull, os.O_WRONLY))
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update({key: value for key, value in asked["environment"].items() if key != VARIABLE})
     _appear(asked["command"])
-    return keeper.main(asked["command"][3:], _fork)
+    return supervisor.main(asked["command"][3:], _fork)
 
 
 @dataclass
@@ -223,7 +223,7 @@ class _Forked:
 def _fork(command: Sequence[str], server: str, output: int, before: Callable[[], Any]) -> _Forked | subprocess.Popen:
     """Start a server's command as ``keeper.popen`` does, without its imports."""
     if list(command[1:3]) != _SERVER or len(server) != len(_NAMELESS):
-        return keeper.popen(command, server, output, before)
+        return supervisor.popen(command, server, output, before)
     pid = os.fork()
     if pid:
         return _Forked(pid)
@@ -234,7 +234,7 @@ def _fork(command: Sequence[str], server: str, output: int, before: Callable[[],
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         _streams(os.open(os.devnull, os.O_RDONLY), output, output)
-        os.environ.update({**keeper.KEEPS_MARKER, keeper.MARKER: server})
+        os.environ.update({**supervisor.KEEPS_MARKER, supervisor.MARKER: server})
         _appear(command, server)
         random.seed()                   # else every server draws the same ports
         sys.argv = list(command[2:])
@@ -275,9 +275,9 @@ def _appear(command: Sequence[str], server: str = "") -> None:
     words = b"\0".join(word.encode() for word in command)[:end - arguments - 1]
     ctypes.memmove(arguments, words.ljust(end - arguments, b"\0"), end - arguments)
     if server:
-        mark = f"{keeper.MARKER}={_NAMELESS}".encode()
+        mark = f"{supervisor.MARKER}={_NAMELESS}".encode()
         place = ctypes.string_at(environment, environment_end - environment).index(mark)
-        ctypes.memmove(environment + place, f"{keeper.MARKER}={server}".encode(), len(mark))
+        ctypes.memmove(environment + place, f"{supervisor.MARKER}={server}".encode(), len(mark))
 
 
 if __name__ == "__main__":

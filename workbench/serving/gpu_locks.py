@@ -4,7 +4,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,29 +13,13 @@ from pathlib import Path
 
 import psutil
 
-from workbench.errors import BadInput
-from workbench.flags import number
-from workbench.profile import Profile
+from workbench.serving import gpus
+from workbench.experiment.errors import BadInput
+from workbench.experiment.profile import Profile
 
 # One folder for all users of a machine, whatever their TMPDIR: GPUs are theirs in common. Containers that share GPUs and no /tmp do not meet.
 FOLDER = Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())
 GIVES_WAY_WITHIN_S = 60
-
-
-def gpus(profile: Profile) -> dict[str, str]:
-    """{UUID: its index} of the GPUs that the profile's ranks take; none for the CPU engine, whose runs may share the machine."""
-    visible = profile.server.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if profile.engine != "cuda" or visible == "":
-        return {}
-    only = [] if visible is None else [f"--id={visible}"]
-    try:
-        said = subprocess.run(["nvidia-smi", *only, "--query-gpu=uuid,index", "--format=csv,noheader"], capture_output=True, text=True,
-                              timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}                       # none is here: the preflight says so
-    found = [tuple(word.strip() for word in line.split(",")) for line in said.splitlines()]
-    first, step = int(number(profile, "base-gpu-id", 0)), max(1, int(number(profile, "gpu-id-step", 1)))
-    return dict(found[first::step][:profile.tp])
 
 
 @contextmanager
@@ -47,28 +30,28 @@ def held(profile: Profile, run: Path) -> Iterator[tuple[int, ...]]:
     Raises: BadInput, naming the other run, where one of them is held.
     """
     with ExitStack() as stack:
-        yield tuple(stack.enter_context(_lock(_file(uuid), run, partial(refusal, index))) for uuid, index in gpus(profile).items())
+        yield tuple(stack.enter_context(_lock(_file(gpu.uuid), run, partial(refusal, gpu.index))) for gpu in gpus.ours(profile))
 
 
-def holders(profile: Profile) -> dict[str, str]:
+def holders(profile: Profile) -> dict[int, str]:
     """{index of a GPU that the profile would take: the live run that holds it}."""
     found = {}
-    for uuid, index in gpus(profile).items():
+    for gpu in gpus.ours(profile):
         try:
-            file = os.open(_file(uuid), os.O_RDONLY | os.O_NOFOLLOW)
+            file = os.open(_file(gpu.uuid), os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             continue                    # never locked
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             if not _dying(holder := _told(file)):
-                found[index] = holder
+                found[gpu.index] = holder
         finally:
             os.close(file)
     return found
 
 
-def refusal(index: str, holder: str) -> BadInput:
+def refusal(index: int, holder: str) -> BadInput:
     return BadInput("tp", f"GPU {index} is in use by {holder}", "wait for it, or name other GPUs in server.environment.CUDA_VISIBLE_DEVICES")
 
 

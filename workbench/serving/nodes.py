@@ -5,15 +5,8 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from workbench.checks import Check, passed, refused, warned
-from workbench.profile import ROOT, Node, Profile
-
-_LOOPBACK = ("127.", "localhost", "::1")
-
-
-def ranks_a_node(profile: Profile) -> int:
-    """Ranks of the target on each node; consecutive ones, as SGLang places them (entrypoints/engine.py:2045)."""
-    return profile.tp // len(profile.nodes)
+from workbench.experiment.checks import Check, passed, refused, warned
+from workbench.experiment.profile import ROOT, Node, Profile
 
 
 def flags(profile: Profile, node: int, port: int) -> dict[str, str | int]:
@@ -25,11 +18,7 @@ def flags(profile: Profile, node: int, port: int) -> dict[str, str | int]:
 
 def environment(profile: Profile) -> dict[str, str]:
     """Gloo looks for an interface by the host's own name, which on loopback need not resolve."""
-    return {"GLOO_SOCKET_IFNAME": "lo"} if len(profile.nodes) > 1 and on_loopback(profile) else {}
-
-
-def on_loopback(profile: Profile) -> bool:
-    return profile.nodes[0].address.startswith(_LOOPBACK)
+    return {"GLOO_SOCKET_IFNAME": "lo"} if len(profile.nodes) > 1 and profile.on_loopback else {}
 
 
 def keeper(node: Node, environment_: Mapping[str, str], command: Sequence[str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
@@ -38,7 +27,7 @@ def keeper(node: Node, environment_: Mapping[str, str], command: Sequence[str]) 
     A node that is reached takes one shell command, as ssh does; the keeper there holds the same pipe, through that connection. The
     repository, its environment and the folder of the logs must have one path on every node.
     """
-    kept = [sys.executable, "-m", "workbench.keeper", *command]
+    kept = [sys.executable, "-m", "workbench.serving.supervisor", *command]
     if not node.reach:
         return tuple(kept), environment_
     words = ["env", *(f"{key}={value}" for key, value in environment_.items()), *kept]
@@ -60,7 +49,7 @@ def check(profile: Profile) -> Iterator[Check]:
     beside = [node.name for node in others if not node.reach]
     if beside and profile.engine == "cuda":
         yield refused("nodes", f"of GPUs are machines of their own, and there is no way to reach {beside[0]}", "give its reach, e.g. [ssh, gpu2]")
-    if on_loopback(profile) and any(node.reach for node in others):
+    if profile.on_loopback and any(node.reach for node in others):
         yield warned("nodes", f"begin with {first.address}, which only this machine can reach",
                      "give the first one's address if others are elsewhere")
     yield passed("nodes", sentence(profile))
@@ -68,6 +57,6 @@ def check(profile: Profile) -> Iterator[Check]:
 
 def sentence(profile: Profile) -> str:
     """The nodes in words: names, ranks, and how the further ones are reached."""
-    each = ranks_a_node(profile)
+    each = profile.ranks_a_node
     told = [f"{node.name}{f' by {shlex.join(node.reach)}' if node.reach else ''}" for node in profile.nodes]
     return f"{len(told)} of {each} rank{'s' * (each > 1)} each: {', '.join(told)}"

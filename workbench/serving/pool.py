@@ -9,15 +9,16 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from workbench import attestation, client, logs, plans, runlog, stacks
-from workbench import server as servers
-from workbench.arms import Arm
-from workbench.errors import Hung, ServerFailed
-from workbench.plans import Task
-from workbench.profile import Profile
-from workbench.runlog import Block, Failure, Finding, RunLog, Start, now
-from workbench.schedule import Planned
-from workbench.server import Server
+from workbench.experiment import plans, runlog
+from workbench.serving import attestation, client, server_log, stacks
+from workbench.serving import server as servers
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import Hung, ServerFailed
+from workbench.experiment.plans import Task
+from workbench.experiment.profile import Profile
+from workbench.experiment.runlog import Block, Failure, Finding, RunLog, Start, now
+from workbench.experiment.schedule import Planned
+from workbench.serving.server import Server
 
 log = logging.getLogger(__name__)
 TRACES = "traces"      # in a run's folder: one folder an arm
@@ -186,12 +187,12 @@ class Pool:
         text = str(failure)
         if isinstance(failure, Hung) and self.server:       # while its processes live
             text = f"{text} ({stacks.save(self.server.launch.server, self.server.log)})"
-        first = self.log and logs.first_failure(self.log) or ""
+        first = self.log and server_log.first_failure(self.log) or ""
         what = "disagreed" if "drafted another tree" in first else "hung" if isinstance(failure, Hung) else \
             "start" if self.server is None else "block"
         reason = text.splitlines()[0] + (f" ({first.splitlines()[-1]})" if first and first not in text else "")
-        return Failure(experiment=task.planned.experiment, arm=task.planned.arm, time=now(), what=what, reason=logs.clean(reason),
-                       log_tail=logs.tail(self.log) if self.log else ())
+        return Failure(experiment=task.planned.experiment, arm=task.planned.arm, time=now(), what=what, reason=server_log.clean(reason),
+                       log_tail=server_log.tail(self.log) if self.log else ())
 
 
 def _difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[dict, dict, dict, dict]:

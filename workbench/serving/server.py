@@ -1,7 +1,6 @@
 """One SGLang server: how it is started for an arm, when it is ready, whose it is, and that all of it ends."""
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
@@ -17,15 +16,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from workbench import attestation, client, communication, keeper, logs, nodes, nursery, plans, stacks
-from workbench.arms import Arm
+from workbench.experiment import communication, plans
+from workbench.serving import attestation, client, forkserver, nodes, server_log, stacks, supervisor
+from workbench.experiment.arms import Arm
 from workbench.engine.cpu.paths import python_path
 from workbench.engine.orders import VARIABLE, Orders, Placement
-from workbench.errors import BadInput, Hung, ServerFailed
-from workbench.flags import flag
-from workbench.flags import flags as own_flags
-from workbench.profile import ROOT, Node, Profile
-from workbench.runlog import NodeStart
+from workbench.experiment.errors import BadInput, Hung, ServerFailed
+from workbench.experiment.profile import ROOT, Node, Profile
+from workbench.experiment.runlog import NodeStart
 
 log = logging.getLogger(__name__)
 LOCAL, EVERYWHERE = "127.0.0.1", ("0.0.0.0", "::")       # a server listens on this machine alone unless the profile names a host
@@ -114,7 +112,7 @@ def plan(profile: Profile, arms: Arm | Sequence[Arm], *, port: int, server: str,
     # Of CUDA graphs only the batch sizes that the workload reaches: SGLang captures more at every start (model_executor/cuda_graph_config.py).
     flags |= CPU_FLAGS if profile.engine == "cpu" else {"cuda-graph-max-bs-decode": max(concurrency, profile.workload.concurrency,
                                                                                          *plans.PARITY_CONCURRENCY)}
-    flags |= own_flags(profile) | dict(comm.flags if comm else {})
+    flags |= profile.flags | dict(comm.flags if comm else {})
     if profile.server.trust_remote_code:
         flags["trust-remote-code"] = True
     if held:
@@ -145,7 +143,7 @@ def _command(flags: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _cpu_environment(profile: Profile, node: int) -> dict[str, str]:
     # A field for each rank of a node, which SGLang counts by itself on every node (distributed/bootstrap.py:85).
-    cores, each = sorted(os.sched_getaffinity(0)), nodes.ranks_a_node(profile)
+    cores, each = sorted(os.sched_getaffinity(0)), profile.ranks_a_node
     return CPU_ENVIRONMENT | {
         "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(node * each, (node + 1) * each)),
         "PYTHONPATH": os.pathsep.join([*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])])}
@@ -177,7 +175,7 @@ def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, concurrenc
         it takes requests), or somebody else answers on its port. The message carries the log's first failure.
     """
     arms = (arms,) if isinstance(arms, Arm) else tuple(arms)
-    launch = plan(profile, arms, port=int(flag(profile, "port", 0)) or free_port(), server=uuid.uuid4().hex[:12],
+    launch = plan(profile, arms, port=int(profile.flag("port", 0)) or free_port(), server=uuid.uuid4().hex[:12],
                   concurrency=concurrency, **orders)
     logfile.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
@@ -197,7 +195,7 @@ def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, concurrenc
         unattested = [fault for arm in arms for fault in attestation.faults(
             arm, said["attestation"], profile.tp, profile.speculation.of(arm).agreement, profile.pair.draft if arm.speculates else None,
             len(profile.nodes))]
-        unattested += communication.faults(arms[0].comm, said["attestation"])
+        unattested += attestation.communication_faults(arms[0].comm, said["attestation"])
         yield Server(launch, arms, time.monotonic() - begun, logfile, tuple(said["attestation"]), tuple(dict.fromkeys(unattested)), alive)
     finally:
         _release(list(keepers.values()), launch)
@@ -207,16 +205,16 @@ def serve(profile: Profile, arms: Arm | Sequence[Arm], logfile: Path, concurrenc
 def imported_once(profile: Profile) -> Iterator[None]:
     """Inside, the CPU servers of this process and of those it starts share one import of SGLang; on GPUs there is nothing to share."""
     if profile.engine == "cpu":
-        with nursery.owned(plan(profile, Arm.parse("none"), port=1, server="").environment):
+        with forkserver.owned(plan(profile, Arm.parse("none"), port=1, server="").environment):
             yield
     else:
         yield
 
 
-def _keep(server: str, part: Part, logfile: Path, host: str = LOCAL, locks: Sequence[int] = ()) -> subprocess.Popen | nursery.Kept:
+def _keep(server: str, part: Part, logfile: Path, host: str = LOCAL, locks: Sequence[int] = ()) -> subprocess.Popen | forkserver.Kept:
     command, environment = nodes.keeper(part.node, part.environment,
                                         (server, str(logfile.resolve()), f"{host}:{part.port}", *part.command))
-    if not part.node.reach and not locks and (kept_by := nursery.keep(command, environment, ROOT)):
+    if not part.node.reach and not locks and (kept_by := forkserver.keep(command, environment, ROOT)):
         return kept_by
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                             start_new_session=True, cwd=ROOT, pass_fds=tuple(locks), env={**os.environ, **environment})
@@ -225,11 +223,11 @@ def _keep(server: str, part: Part, logfile: Path, host: str = LOCAL, locks: Sequ
 def describe(launch: Launch) -> dict[str, Any]:
     """What a Start says of a launch: {"command", "environment", "further"}, without this machine's folders."""
     def public(text: str) -> str:
-        return logs.clean(str(text).replace(sys.executable, "python").replace(str(ROOT), "."))
+        return server_log.clean(str(text).replace(sys.executable, "python").replace(str(ROOT), "."))
 
     def described(part: Part) -> dict[str, Any]:
         return {"command": tuple(map(public, part.command)),
-                "environment": {key: logs.HIDDEN if logs.is_secret(key) else public(value) for key, value in part.environment.items()}}
+                "environment": {key: server_log.HIDDEN if server_log.is_secret(key) else public(value) for key, value in part.environment.items()}}
 
     first, *others = launch.parts
     return described(first) | {"further": tuple(NodeStart(name=part.node.name, **described(part)) for part in others)}
@@ -268,7 +266,7 @@ def _why(launch: Launch, keepers: Mapping[Path, subprocess.Popen]) -> str:
     log_, kept_by = next((log_, kept_by) for log_, kept_by in keepers.items() if kept_by.poll() is not None)
     if kept_by.returncode < 0:
         return f"its keeper was ended by signal {-kept_by.returncode}, and the server with it"
-    if not keeper.port_is_free(launch.port, launch.host) and any("address already in use" in kept.read_text(errors="replace") for kept in keepers):
+    if not supervisor.port_is_free(launch.port, launch.host) and any("address already in use" in kept.read_text(errors="replace") for kept in keepers):
         return f"port {launch.port} was taken by another process: start again, or name a free one in server.flags.port"
     if failure := _first_failure(keepers):
         *before, last = failure.splitlines()        # what it came to, then how
@@ -277,11 +275,11 @@ def _why(launch: Launch, keepers: Mapping[Path, subprocess.Popen]) -> str:
 
 
 def _first_failure(logfiles: Iterable[Path]) -> str | None:
-    return next(filter(None, map(logs.first_failure, logfiles)), None)
+    return next(filter(None, map(server_log.first_failure, logfiles)), None)
 
 
 def _last(logfile: Path) -> str:
-    return "its last lines were\n" + "\n".join(logs.tail(logfile, 8))
+    return "its last lines were\n" + "\n".join(server_log.tail(logfile, 8))
 
 
 def _release(keepers: Sequence[subprocess.Popen], launch: Launch) -> None:
@@ -296,9 +294,9 @@ def _release(keepers: Sequence[subprocess.Popen], launch: Launch) -> None:
         except subprocess.TimeoutExpired:
             kept_by.kill()
             said, _ = kept_by.communicate()
-        told = keeper.account(said)
+        told = supervisor.account(said)
         if told is None:                # the keeper itself was ended: its work is left to us
-            ended, alive = keeper.end(launch.server)
+            ended, alive = supervisor.end(launch.server)
             left += alive
             log.warning("a keeper of server %s was ended before its server; %d processes were ended here", launch.server, len(ended))
         else:
@@ -307,8 +305,3 @@ def _release(keepers: Sequence[subprocess.Popen], launch: Launch) -> None:
                 log.warning("the GPUs still list processes of server %s, which have ended: their memory may be taken for a while", launch.server)
     if left:
         raise ServerFailed(f"processes {left} of server {launch.server} could not be ended: end them by hand")
-
-
-def prompts(path: Path) -> Sequence[Mapping[str, Any]]:
-    """The prompts of a workload: {"id", "input_ids", ...}."""
-    return json.loads(path.read_text())

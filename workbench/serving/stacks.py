@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from workbench import keeper, logs
+from workbench.serving import server_log, supervisor
 
 WITHIN_S = 20
 
@@ -19,7 +19,7 @@ def save(server: str, log: Path) -> str:
     """Write the stacks of every live process of the server here into LOG.stacks.txt, or why they cannot be read; returns in words where."""
     path = log.with_suffix(".stacks.txt")
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(_dump, sorted(keeper.processes(server), key=lambda process: process.pid)))
+        found = list(pool.map(_dump, sorted(supervisor.processes(server), key=lambda process: process.pid)))
     try:
         path.write_text("\n".join(found))
     except OSError as error:
@@ -43,7 +43,7 @@ def _dump(process: psutil.Process) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{head}\nits stacks cannot be read: {type(error).__name__}\n"
     said = done.stdout if done.returncode == 0 else f"its stacks cannot be read: {' '.join(done.stderr.split())[:300]}\n"
-    return f"{head}\n{logs.without_paths(said)}"
+    return f"{head}\n{server_log.without_paths(said)}"
 
 
 @cache

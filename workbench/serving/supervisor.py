@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from workbench.logs import KEEPER
+from workbench.serving.server_log import KEEPER
 
 MARKER = "DRAFT_TP_SERVER"
 # setproctitle, with which SGLang names its processes, writes over the environment that /proc shows unless this is set.
@@ -109,7 +109,7 @@ def popen(command: Sequence[str], server: str, output: int, before: Callable[[],
 
 
 def main(arguments: Sequence[str], start: Callable[..., subprocess.Popen] = popen) -> int:
-    """``python -m workbench.keeper SERVER LOG ADDRESS COMMAND...`` with the pipe as standard input.
+    """``python -m workbench.serving.supervisor SERVER LOG ADDRESS COMMAND...`` with the pipe as standard input.
 
     ADDRESS: host:port that the server listens on, - for none. When all has ended its account is the last line of its output and of the log.
     start: how the command is started, as ``popen`` does.

@@ -8,15 +8,18 @@ import pytest
 import simulated_runs
 from simulated_runs import CYCLE_S, change, is_block
 from test_machine import machine as gpu_machine
-from test_trace import COMMUNICATION, cycle_by_cycle
+from test_torch_trace import COMMUNICATION, cycle_by_cycle
 from tiny_models import DEEPSEEK, write_pair
 
-from workbench import budget, ceilings, charts, cost, cycle, host, predictions, recording, tables, traces, width
-from workbench import machine as machines
-from workbench.arms import Arm
-from workbench.lab import Lab
-from workbench.machine import Latency, Machine
-from workbench.runlog import Finding, RunLog
+from workbench.answers import budget, cycle, cycle_check, host_time, profiled_cycles
+from workbench.predict import ceilings, cycle_time, step_count
+from workbench.report import charts, tables
+from workbench.run import recording
+from workbench.predict import machine as machines
+from workbench.experiment.arms import Arm
+from workbench.run.lab import Lab
+from workbench.predict.machine import Latency, Machine
+from workbench.experiment.runlog import Finding, RunLog
 
 
 def cpu_machine(latency: float = 1e-4) -> Machine:
@@ -81,8 +84,8 @@ def test_measurements_of_an_unknown_machine_are_not_predicted_from_this_one(tmp_
     found, verdict = budget.basis(stranger), stranger.verdict.to_json()
     assert found.inputs is None and "run 02_budget before the servers" in found.why
     assert "No prediction for this machine: the log holds measurements" in budget.answer(stranger, verdict, found)
-    assert "There is no prediction" in predictions.sentence(stranger, verdict, found)
-    assert budget.placements(stranger, found) == {} and predictions.predicted(stranger, verdict, found) == {}
+    assert "There is no prediction" in cycle_check.sentence(stranger, verdict, found)
+    assert budget.placements(stranger, found) == {} and cycle_check.predicted(stranger, verdict, found) == {}
     assert budget.inputs(found).loc[0, "why"] == found.why and budget.verify_table(stranger, found).empty
 
 
@@ -112,7 +115,7 @@ def test_collectives_hidden_in_graphs_are_those_of_the_source(tmp_path):
     records = [r for r in log() if r.kind != "finding"] + [kept(gpu_machine())]
     gpu = lab(tmp_path, records, engine="cuda")
     found = budget.Basis(gpu_machine(latencies=tuple(Latency(kind, "nccl", 2, True, ((1, 1e-5),)) for kind in (
-        "all_reduce", "all_gather", "broadcast"))), *(budget.pair.read(tmp_path / side, f"pair.{side}") for side in ("target", "draft")))
+        "all_reduce", "all_gather", "broadcast"))), *(budget.model_shape.read(tmp_path / side, f"pair.{side}") for side in ("target", "draft")))
     assert budget.collectives(gpu, {"collectives_per_round": {"draft": 0}}, found) == 12
     assert budget.collectives(gpu, {"collectives_per_round": {"draft": 0}}, budget.Basis(why="none")) is None
     assert budget.numbers(gpu, gpu.verdict.to_json()).collectives_a_step == ceilings.Numbers().collectives_a_step
@@ -126,7 +129,7 @@ def test_numbers_that_cannot_be_are_not_used(tmp_path):
 def test_the_budget_names_the_best_placement(run, verdict):
     found = budget.basis(run)
     said, placed = budget.answer(run, verdict, found), budget.placements(run, found)
-    assert cost.best(placed).arm == "own-1"
+    assert cycle_time.best(placed).arm == "own-1"
     saved = placed["shared"].draft_s - placed["own-1"].draft_s
     assert f"least on own-1, {1e3 * placed['own-1'].draft_s:.3g} ms: separating saves {1e3 * saved:.3g} ms" in said
     assert said.endswith("not a statement about GPUs.")
@@ -148,7 +151,7 @@ def test_a_mixtures_verify_table_counts_experts(tmp_path, run):
     folder = tmp_path / "moe"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(DEEPSEEK))
-    sparse = budget.verify_table(run, dataclasses.replace(found, target=budget.pair.read(folder, "pair.target")))
+    sparse = budget.verify_table(run, dataclasses.replace(found, target=budget.model_shape.read(folder, "pair.target")))
     assert sparse["experts read (of a layer)"].tolist() == pytest.approx([8 * (1 - 0.75**w) for w in range(1, 9)])
 
 
@@ -168,15 +171,15 @@ def test_other_loads_are_left_out_and_other_communication_is_not_predicted(run, 
     more["arms"]["shared+comm=nccl-ring"] = json.loads(json.dumps(more["arms"]["shared"])) | {"experiment": "collectives"}
     more["arms"]["shared+steps=2"] = json.loads(json.dumps(more["arms"]["shared"])) | {"experiment": "steps_at_4"}
     assert set(cycle.measured(more)) == {*cycle.measured(verdict), "shared+comm=nccl-ring"}
-    assert set(predictions.predicted(run, more, budget.basis(run))) == {"none", "shared", "own-1"}
+    assert set(cycle_check.predicted(run, more, budget.basis(run))) == {"none", "shared", "own-1"}
     assert cycle.curve(run, more) == cycle.curve(run, verdict)
 
 
 def test_the_model_is_fitted_on_shared_and_tested_on_the_others(run, verdict):
     found = budget.basis(run)
-    rows = predictions.compared(run, verdict, found).set_index("arm")
+    rows = cycle_check.compared(run, verdict, found).set_index("arm")
     assert set(rows.index) == {"none", "shared", "own-1"}           # no replica
-    alone = {name: 1e3 * cost.predict(run.profile, found.target, found.draft, Arm.parse(name), found.inputs,
+    alone = {name: 1e3 * cycle_time.predict(run.profile, found.target, found.draft, Arm.parse(name), found.inputs,
                                       context=10 + 24 / 2).cycle_s for name in ("shared", "own-1", "none")}
     assert rows["model alone (ms)"].to_dict() == pytest.approx(alone)
     expected = 25 + alone["own-1"] - alone["shared"]
@@ -186,7 +189,7 @@ def test_the_model_is_fitted_on_shared_and_tested_on_the_others(run, verdict):
 
 
 def test_measured_and_predicted_stand_side_by_side(run, verdict):
-    bars = predictions.bars(run, verdict, budget.basis(run))
+    bars = cycle_check.bars(run, verdict, budget.basis(run))
     sums = bars.groupby("arm")["time (ms/cycle)"].sum()
     assert sums["shared, measured"] == pytest.approx(25, rel=1e-3) and sums["shared, predicted"] == pytest.approx(25, rel=1e-3)
     assert set(bars["stage"]) == {"draft", "verify", "draft-extend", "host and rest"}
@@ -202,8 +205,8 @@ def test_the_answer_says_what_is_spent_what_could_and_what_was_saved(run, verdic
     assert "own-1 saved 6 % of the cycle (" in said and "not a statement about GPUs" in said
     again = [c | {"experiment": "steps"} for c in verdict["comparisons"]]
     assert cycle.answer(run, verdict | {"comparisons": verdict["comparisons"] + again}, budget.basis(run)) == said
-    assert predictions.order(verdict | {"comparisons": verdict["comparisons"] + again}, predictions.predicted(run, verdict, budget.basis(
-        run))) == predictions.order(verdict, predictions.predicted(run, verdict, budget.basis(run)))
+    assert cycle_check.order(verdict | {"comparisons": verdict["comparisons"] + again}, cycle_check.predicted(run, verdict, budget.basis(
+        run))) == cycle_check.order(verdict, cycle_check.predicted(run, verdict, budget.basis(run)))
 
 
 @pytest.mark.parametrize("speedup, noise, words", [(-0.06, 0.0, "own-1 cost 6 % of the cycle"), (0.0, 0.01, "cannot be told from nothing")])
@@ -226,11 +229,11 @@ def test_without_stage_times_there_is_no_answer(tmp_path):
     (tmp_path / "empty").mkdir()
     nothing = lab(tmp_path / "empty")
     assert cycle.answer(nothing, nothing.verdict.to_json(), budget.Basis(why="none")).startswith("No answer")
-    for table in (cycle.measured_table({}), predictions.bars(nothing, {}, budget.Basis()), traces.table({}), width.table(())):
+    for table in (cycle.measured_table({}), cycle_check.bars(nothing, {}, budget.Basis()), profiled_cycles.table({}), step_count.table(())):
         assert tables.shown(table).empty
-    missed = predictions.misses(predictions.compared(nothing, {}, budget.Basis()))
-    for chart in (charts.stage_times(predictions.bars(nothing, {}, budget.Basis())), charts.misses(missed, 15), charts.decomposition(
-            traces.bars({})), charts.verify_width(cycle.widths(nothing, {}, budget.Basis()))):
+    missed = cycle_check.misses(cycle_check.compared(nothing, {}, budget.Basis()))
+    for chart in (charts.stage_times(cycle_check.bars(nothing, {}, budget.Basis())), charts.misses(missed, 15), charts.decomposition(
+            profiled_cycles.bars({})), charts.verify_width(cycle.widths(nothing, {}, budget.Basis()))):
         charts.svg(chart)
 
 
@@ -276,51 +279,51 @@ def test_the_cost_of_timing_is_that_of_an_arm_without_it(ratio, low, high, words
 
 def test_a_model_that_misses_is_said_to_miss_and_a_wrong_order_is_named(run, verdict):
     found = budget.basis(run)
-    said = predictions.sentence(run, verdict, found)
-    rows = predictions.compared(run, verdict, found).set_index("arm")
+    said = cycle_check.sentence(run, verdict, found)
+    rows = cycle_check.compared(run, verdict, found).set_index("arm")
     assert all(abs(miss) > 15 for miss in rows["off (%)"]) and f"own-1 ({rows.loc['own-1', 'off (%)']:+.2g} %)" in said
     assert "With nothing taken from the run, the model misses 15 % for" in said
     assert "taken from shared, the model is within 15 % of every measured cycle" in said
     assert "It orders each of the 3 pairs of arms" in said
     worst = rows["off (%)"].abs().idxmax()
-    told, stages = cycle.measured(verdict)[worst], predictions.predicted(run, verdict, found)[worst].stages
+    told, stages = cycle.measured(verdict)[worst], cycle_check.predicted(run, verdict, found)[worst].stages
     apart = told["verify"] - 1e3 * stages["verify"].total_s
     assert f"Of {worst}, which it misses most" in said and f"{apart:+.2g} ms in verify" in said
     turned = json.loads(json.dumps(verdict))
     for c in turned["comparisons"]:
         if (c["a"], c["b"], c["metric"]) == ("own-1", "shared", "cycle_ms"):
             c["ratio"] = 1 / c["ratio"]
-    assert "It orders own-1 and shared the other way round than measured." in predictions.sentence(run, turned, found)
+    assert "It orders own-1 and shared the other way round than measured." in cycle_check.sentence(run, turned, found)
 
 
 def test_misses_are_drawn_by_run_and_arm(run, verdict):
-    table = predictions.compared(run, verdict, budget.basis(run))
-    both = predictions.misses(pd.concat([table.assign(run="first"), table.assign(run="second")]))
+    table = cycle_check.compared(run, verdict, budget.basis(run))
+    both = cycle_check.misses(pd.concat([table.assign(run="first"), table.assign(run="second")]))
     assert sorted(set(both["label"])) == sorted(f"{name}: {arm}" for name in ("first", "second") for arm in ("none", "shared", "own-1"))
-    assert (both["prediction"] == predictions.FITTED).sum() == 2
-    assert "second: own-1" in charts.svg(charts.misses(both, predictions.ALLOWED))
+    assert (both["prediction"] == cycle_check.FITTED).sum() == 2
+    assert "second: own-1" in charts.svg(charts.misses(both, cycle_check.ALLOWED))
 
 
 def gpu_basis(folder) -> budget.Basis:
     """A GPU machine for the tiny pair in that folder."""
     found = tuple(Latency(kind, "nccl", 2, graph, ((1, 1e-5),)) for kind in ("all_reduce", "all_gather", "broadcast") for graph in (False, True))
-    return budget.Basis(gpu_machine(latencies=found), *(budget.pair.read(folder / side, f"pair.{side}") for side in ("target", "draft")))
+    return budget.Basis(gpu_machine(latencies=found), *(budget.model_shape.read(folder / side, f"pair.{side}") for side in ("target", "draft")))
 
 
 def test_kernels_are_those_that_a_trace_counted(tmp_path):
     gpu = lab(tmp_path, log(), engine="cuda")
     found, verdict = gpu_basis(tmp_path), gpu.verdict.to_json()
-    estimated = predictions.predicted(gpu, verdict, found)["own-1"].stages["verify"].launch_s
-    assert predictions.kernels(gpu, found) == {}
+    estimated = cycle_check.predicted(gpu, verdict, found)["own-1"].stages["verify"].launch_s
+    assert cycle_check.kernels(gpu, found) == {}
     folder = gpu.folder / "traces" / "shared"
     folder.mkdir(parents=True)
     many = {"draft": [("small", 2)] * 60, "verify": [("small", 2)] * 90, "draft_extend": [("small", 2)] * 40}
     cycle_by_cycle(many).write(folder / "TP-0.trace.json")
     collectives = {stage: sum(c.count for c in work.collectives)
-                   for stage, work in cost.stages(gpu.profile, found.target, found.draft, Arm("shared")).items()}
-    assert predictions.kernels(gpu, found) == {"draft": 60 - collectives["draft"], "verify": 90 - collectives["verify"],
+                   for stage, work in cycle_time.stages(gpu.profile, found.target, found.draft, Arm("shared")).items()}
+    assert cycle_check.kernels(gpu, found) == {"draft": 60 - collectives["draft"], "verify": 90 - collectives["verify"],
                                                "draft_extend": 40 - collectives["draft_extend"]}
-    counted = predictions.predicted(gpu, verdict, found)["own-1"].stages["verify"].launch_s
+    counted = cycle_check.predicted(gpu, verdict, found)["own-1"].stages["verify"].launch_s
     assert counted == pytest.approx((90 - collectives["verify"]) * 1.5e-6 + 8e-6) and counted != pytest.approx(estimated)
 
 
@@ -328,16 +331,16 @@ def test_where_the_host_works_beside_the_device_no_arm_is_faster_than_it(tmp_pat
     """Cycles of 25 and 23.5 ms, devices that need less than 1: both are the host's, and a known one is no shorter cycle than it needs."""
     gpu, found = lab(tmp_path, log(), engine="cuda"), gpu_basis(tmp_path)
     verdict = gpu.verdict.to_json()
-    rows = predictions.compared(gpu, verdict, found).set_index("arm")
+    rows = cycle_check.compared(gpu, verdict, found).set_index("arm")
     assert rows.loc["own-1", "with shared's remainder (ms)"] == pytest.approx(25, rel=1e-3) and rows.loc["own-1", "model alone (ms)"] < 1
-    assert "The device is idle for more than three quarters of a cycle" in predictions.sentence(gpu, verdict, found)
+    assert "The device is idle for more than three quarters of a cycle" in cycle_check.sentence(gpu, verdict, found)
     known = dataclasses.replace(found, host={"shared": 24e-3, "none": 9e-3}, host_from="other")
-    rows = predictions.compared(gpu, verdict, known).set_index("arm")
+    rows = cycle_check.compared(gpu, verdict, known).set_index("arm")
     assert rows["model alone (ms)"].to_dict() == pytest.approx({"none": 9, "shared": 24, "own-1": 24})      # own-1's as shared's
-    said = predictions.sentence(gpu, verdict, known)
+    said = cycle_check.sentence(gpu, verdict, known)
     assert "is known from recorded:other, where the device is idle" in said and "within 15 % of every measured cycle" in said
     alone = lab(tmp_path, (), engine="cuda", server={"flags": {"disable-overlap-schedule": True}})
-    rows = predictions.compared(alone, verdict, found).set_index("arm")
+    rows = cycle_check.compared(alone, verdict, found).set_index("arm")
     difference = rows.loc["own-1", "model alone (ms)"] - rows.loc["shared", "model alone (ms)"]
     assert rows.loc["own-1", "with shared's remainder (ms)"] == pytest.approx(25 + difference, rel=1e-3)
 
@@ -357,16 +360,16 @@ def test_the_host_is_told_by_a_recording_of_the_same_machine_whose_device_is_idl
         (folder / "verdict.json").write_text(json.dumps({"arms": {"shared": {"cycle_ms": cycle_ms}, "none": {"cycle_ms": None}}}))
 
     (gpu.folder / "provenance.json").write_text(json.dumps(facts | {"time": "2026-01-01T12:00:00+00:00"}))
-    assert host.of(gpu, inputs) == ("", {})
+    assert host_time.of(gpu, inputs) == ("", {})
     recorded("earlier", 9, 24.0)
     recorded("busy", 12, cycle_ms=1.0)
     recorded("another-machine", 12, machine={"cores": 3})
     recorded("another-load", 12, requests=4)
-    assert host.of(gpu, inputs) == ("earlier", {"shared": pytest.approx(24e-3)})
+    assert host_time.of(gpu, inputs) == ("earlier", {"shared": pytest.approx(24e-3)})
     recorded("nearer", 14)
-    assert host.of(gpu, inputs)[0] == "nearer"
-    assert host.of(Lab(gpu.profile, recording.FOLDER / "nearer"), inputs)[0] == "earlier"          # never of itself
-    assert host.of(lab(tmp_path, ()), inputs) == ("", {})       # the CPU engine's device is the host
+    assert host_time.of(gpu, inputs)[0] == "nearer"
+    assert host_time.of(Lab(gpu.profile, recording.FOLDER / "nearer"), inputs)[0] == "earlier"          # never of itself
+    assert host_time.of(lab(tmp_path, ()), inputs) == ("", {})       # the CPU engine's device is the host
 
 
 def test_every_recording_is_predicted_from_its_own_machine(tmp_path, run):
@@ -379,40 +382,40 @@ def test_every_recording_is_predicted_from_its_own_machine(tmp_path, run):
         (folder / "provenance.json").write_text(json.dumps({"recording": name, "blocks": {}}))
         (folder / "prompts.json").write_text(json.dumps(list(run.prompts)))
         (folder / "verdict.json").write_text(json.dumps(run.verdict.to_json()))
-    table, said = predictions.recorded(tmp_path / "recordings")
-    expected = predictions.compared(run, run.verdict.to_json(), budget.basis(run))
+    table, said = cycle_check.recorded(tmp_path / "recordings")
+    expected = cycle_check.compared(run, run.verdict.to_json(), budget.basis(run))
     pd.testing.assert_frame_equal(table.drop(columns="run"), expected)
     assert set(table["run"]) == {"known"} and said["unknown"].startswith("There is no prediction") and "misses 15 %" in said["known"]
-    empty, nothing = predictions.recorded(tmp_path / "none")
+    empty, nothing = cycle_check.recorded(tmp_path / "none")
     assert empty.empty and nothing == {} and "run" in empty
 
 
 # ------------------------------------------------------------------ profiled cycles
 
 def test_traces_in_the_runs_folder_are_decomposed_by_arm_and_kept_in_the_log(run):
-    assert traces.decompositions(run) == {} and traces.answer({}, {}).startswith("No cycle was profiled")
+    assert profiled_cycles.decompositions(run) == {} and profiled_cycles.answer({}, {}).startswith("No cycle was profiled")
     folder = run.folder / "traces" / "shared"
     folder.mkdir(parents=True)
     for rank in (0, 1):
         cycle_by_cycle(COMMUNICATION).write(folder / f"TP-{rank}.trace.json.gz", packed=True)
-    found = traces.decompositions(run)
-    assert traces.parts(found["shared"])["draft"].seconds["collective"] == pytest.approx(20 * 120e-6)
-    assert traces.table(found)["arm"].unique().tolist() == ["shared"]
-    said = traces.answer(found, run.verdict.to_json())
+    found = profiled_cycles.decompositions(run)
+    assert profiled_cycles.parts(found["shared"])["draft"].seconds["collective"] == pytest.approx(20 * 120e-6)
+    assert profiled_cycles.table(found)["arm"].unique().tolist() == ["shared"]
+    said = profiled_cycles.answer(found, run.verdict.to_json())
     assert said.startswith("shared: A cycle of") and said.endswith("Without the profiler a cycle takes 25 ms.")
-    bars = traces.bars(found)
-    total = traces.table(found).set_index("stage")["total (ms/cycle)"]
+    bars = profiled_cycles.bars(found)
+    total = profiled_cycles.table(found).set_index("stage")["total (ms/cycle)"]
     assert bars.groupby("stage")["time (ms/cycle)"].sum()["draft"] == pytest.approx(total["draft"])
     assert "shared, draft" in charts.svg(charts.decomposition(bars))
     for file in folder.iterdir():
         file.unlink()                   # a recording has the log alone
-    assert traces.decompositions(run) == found
+    assert profiled_cycles.decompositions(run) == found
 
 
 def test_a_trace_that_cannot_be_read_is_said_so(run):
     folder = run.folder / "traces" / "own-1"
     folder.mkdir(parents=True)
     (folder / "TP-0.trace.json").write_text('{"traceEvents": [')
-    found = traces.decompositions(run)
-    assert "damaged or cut off" in found["own-1"]["why"] and traces.table(found).empty
-    assert traces.answer(found, {}).startswith("own-1: no trace (trace: TP-0.trace.json is damaged or cut off")
+    found = profiled_cycles.decompositions(run)
+    assert "damaged or cut off" in found["own-1"]["why"] and profiled_cycles.table(found).empty
+    assert profiled_cycles.answer(found, {}).startswith("own-1: no trace (trace: TP-0.trace.json is damaged or cut off")

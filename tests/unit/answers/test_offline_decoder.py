@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from workbench.errors import BadInput
-from workbench.profile import ROOT
-from workbench.reference import (Decoded, Reference, accept_length, count_rounds, decode, diagnose, hidden_state_indices, total_histogram)
+from workbench.experiment.errors import BadInput
+from workbench.experiment.profile import ROOT
+from workbench.answers.offline_decoder import (Decoded, Reference, accept_length, count_rounds, decode, diagnose, hidden_state_indices, total_histogram)
 
 PAIRS = {"tiny": 3.0, "tiny-kimi": 2.8}         # the accept length each is promised to reach at 3 steps
 PROMPTS = 12

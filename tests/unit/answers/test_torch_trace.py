@@ -5,8 +5,8 @@ import tracemalloc
 
 import pytest
 
-from workbench.errors import BadInput
-from workbench.trace import BETWEEN, cycles, decompose, read, sentence, table
+from workbench.experiment.errors import BadInput
+from workbench.answers.torch_trace import BETWEEN, cycles, decompose, read, sentence, table
 
 NCCL, CUSTOM = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*)", "void all_reduce_1shot_push_kernel<bf16, 2>"
 GEMM, ATTENTION, NORM = "nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "_fwd_grouped_kernel_stage1", "fused_add_rmsnorm_kernel"

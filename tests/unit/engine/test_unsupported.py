@@ -3,18 +3,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from workbench import profile, server
-from workbench.arms import Arm
-from workbench.engine import control, limits, route
+from workbench.experiment import profile
+from workbench.serving import server
+from workbench.experiment.arms import Arm
+from workbench.engine import arm_route, arm_switch, unsupported
 from workbench.engine.orders import Orders, Placement
-from workbench.errors import BadInput
+from workbench.experiment.errors import BadInput
 
 HOT = Orders(arms=(Placement("shared"), Placement("shared#2", number=2)))
-FIELDS = dict.fromkeys(field for field, *_ in limits.UNSUPPORTED + limits.UNSUPPORTED_HOT)
+FIELDS = dict.fromkeys(field for field, *_ in unsupported.UNSUPPORTED + unsupported.UNSUPPORTED_HOT)
 
 
 def check(orders: Orders, **arguments) -> None:
-    hook, = limits.argument_hooks(orders)
+    hook, = unsupported.argument_hooks(orders)
     hook.function(SimpleNamespace(**{**FIELDS, **arguments}), [])
 
 
@@ -40,14 +41,14 @@ def test_kv_sizing_after_capture_is_refused(monkeypatch):
 
 
 def test_a_single_shared_arm_and_the_arm_none_are_left_to_sglang():
-    assert limits.argument_hooks(Orders(arms=(Placement("shared"),))) == limits.argument_hooks(Orders()) == []
-    assert control.hooks(Orders(arms=(Placement("own-1", 1),)), None) == route.hooks(Orders()) == []
+    assert unsupported.argument_hooks(Orders(arms=(Placement("shared"),))) == unsupported.argument_hooks(Orders()) == []
+    assert arm_switch.hooks(Orders(arms=(Placement("own-1", 1),)), None) == arm_route.hooks(Orders()) == []
 
 
 def test_a_flush_keeps_the_allocators_memory():
     seen = []
-    assert control.keep_allocator(lambda scheduler, empty_cache: seen.append(empty_cache) or True, "scheduler") is True
-    control.keep_allocator(lambda scheduler, empty_cache: seen.append(empty_cache), "scheduler", True)
+    assert arm_switch.keep_allocator(lambda scheduler, empty_cache: seen.append(empty_cache) or True, "scheduler") is True
+    arm_switch.keep_allocator(lambda scheduler, empty_cache: seen.append(empty_cache), "scheduler", True)
     assert seen == [False, False]
 
 

@@ -1,8 +1,8 @@
 """Names of arms: what the grammar takes, and that a name and its arm are the same thing."""
 import pytest
 
-from workbench.arms import Arm
-from workbench.errors import BadInput
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import BadInput
 
 
 @pytest.mark.parametrize("name", ["none", "shared", "own-1", "own-16", "none#2", "shared#3", "own-2+steps=2+agreement=off",

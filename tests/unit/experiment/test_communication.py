@@ -1,26 +1,22 @@
 """Named settings of the communication layer: what they are made of, where they can be tried, and whether they are in force."""
+import fake_gpus
+from workbench.answers import collectives
+from workbench.serving import attestation, gpus
 import re
 
 import pytest
 from simulated_runs import profile
 
-from workbench import communication, flags, preflight, server
-from workbench.arms import Arm
-from workbench.communication import SETTINGS, Facts
-from workbench.errors import BadInput
-from workbench.lab import Lab
+from workbench.experiment import communication
+from workbench.predict import preflight, server_flags
+from workbench.serving import server
+from workbench.experiment.arms import Arm
+from workbench.experiment.communication import SETTINGS, Facts
+from workbench.experiment.errors import BadInput
+from workbench.run.lab import Lab
 
 H200 = Facts("cuda", 2, (9, 0), nvlink=True, p2p=True, environment={"NCCL_NVLS_ENABLE": "0"})
 RTX6000 = Facts("cuda", 8, (12, 0), nvlink=False, p2p=True)
-TOPOLOGY = """\
-\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\x1b[0m
-GPU0\t X \tNV18\tSYS\t0-31
-GPU1\tNV18\t X \tSYS\t0-31
-GPU2\tSYS\tSYS\t X \t32-63
-
-Legend:
-  X    = Self
-"""
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -28,7 +24,7 @@ def test_a_setting_says_what_it_does_and_changes_something(name):
     setting = SETTINGS[name]
     assert re.fullmatch(r"[a-z0-9-]+", name) and name == setting.name and len(setting.about) > 20
     assert setting.environment or setting.flags
-    assert setting.flags.keys() <= (flags.known() or setting.flags.keys())       # every flag is one of the installed SGLang
+    assert setting.flags.keys() <= (server_flags.known() or setting.flags.keys())       # every flag is one of the installed SGLang
 
 
 def test_names_are_part_of_an_arms_and_unknown_ones_are_refused():
@@ -75,16 +71,16 @@ def test_a_setting_that_is_not_in_force_is_a_fault():
         return [{"rank": 0, "communication": {"environment": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "pcie_ipc": True}},
                 {"rank": 1, "communication": communication}]
     wanted = {"environment": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "pcie_ipc": True}
-    assert communication.faults("pcie-ipc", said(**wanted)) == []
+    assert attestation.communication_faults("pcie-ipc", said(**wanted)) == []
     # SGLang logs that a communicator cannot be set up, and goes on by NCCL.
-    assert communication.faults("pcie-ipc", said(**{**wanted, "pcie_ipc": False})) == ["rank 1 runs without the pcie_ipc communicator under pcie-ipc"]
-    assert "rank 1 runs with SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=None" in communication.faults("pcie-ipc", said(pcie_ipc=True))[0]
-    assert communication.faults("nccl-ring", [{"rank": 0}])[0] == "rank 0 runs with NCCL_ALGO=None where nccl-ring needs allreduce:ring"
-    assert communication.faults(None, said()) == []
+    assert attestation.communication_faults("pcie-ipc", said(**{**wanted, "pcie_ipc": False})) == ["rank 1 runs without the pcie_ipc communicator under pcie-ipc"]
+    assert "rank 1 runs with SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=None" in attestation.communication_faults("pcie-ipc", said(pcie_ipc=True))[0]
+    assert attestation.communication_faults("nccl-ring", [{"rank": 0}])[0] == "rank 0 runs with NCCL_ALGO=None where nccl-ring needs allreduce:ring"
+    assert attestation.communication_faults(None, said()) == []
     # Memory that the ranks share would go past Gloo.
     off = {"environment": {"DRAFT_TP_SHARED_MEMORY": "off"}, "shared_memory": False}
-    assert communication.faults("gloo-plain", [{"rank": 0, "communication": off}]) == []
-    assert communication.faults("gloo-plain", [{"rank": 0, "communication": off | {"shared_memory": True}}]) == [
+    assert attestation.communication_faults("gloo-plain", [{"rank": 0, "communication": off}]) == []
+    assert attestation.communication_faults("gloo-plain", [{"rank": 0, "communication": off | {"shared_memory": True}}]) == [
         "rank 0 runs with the shared_memory communicator under gloo-plain"]
 
 
@@ -93,17 +89,25 @@ def test_preflight_refuses_a_setting_of_another_machine():
     assert [(c.name, c.detail) for c in found] == [("arms +comm=nccl-ring", "cannot be tried here: it is for the cuda engine")]
 
 
-def test_links_are_read_from_nvidia_smi():
-    assert communication.links(TOPOLOGY, (0, 1), "NV") is True
-    assert communication.links(TOPOLOGY, (0, 2), "NV") is False
-    assert communication.links("", (0, 1), "NV") is None and communication.links(TOPOLOGY, (0,), "NV") is None
-    assert communication.links(TOPOLOGY, (0, 7), "NV") is None
+def test_links_are_those_that_the_driver_says(monkeypatch):
+    fake_gpus.install(monkeypatch, ["GPU-a", "GPU-b"])
+    assert gpus.linked(gpus.visible(None), "NVLINK") is True and gpus.linked(gpus.visible("0"), "NVLINK") is None
+    fake_gpus.install(monkeypatch, ["GPU-a", "GPU-b"], linked=False)
+    assert gpus.linked(gpus.visible(None), "NVLINK") is False
+    fake_gpus.install(monkeypatch, [])
+    assert gpus.linked((), "NVLINK") is None
+
+
+def test_the_facts_of_gpus_are_of_those_that_the_ranks_take(monkeypatch):
+    fake_gpus.install(monkeypatch, ["GPU-a", "GPU-b", "GPU-c"], capability=(12, 0), linked=False)
+    found = gpus.facts(profile("cuda", server={"environment": {"CUDA_VISIBLE_DEVICES": "GPU-c,GPU-a"}}))
+    assert (found.capability, found.nvlink, found.p2p) == ((12, 0), False, False)
 
 
 def test_the_facts_of_a_run_are_those_of_the_machine_it_was_measured_on(tmp_path, monkeypatch):
     run = Lab(profile(), tmp_path)
-    monkeypatch.setattr(communication, "facts", lambda _: Facts("cuda", 2, (9, 0), True, None, ("lo",), {"NCCL_NVLS_ENABLE": "0", "HOME": "/x"}))
-    first = communication.of(run)
+    monkeypatch.setattr(gpus, "facts", lambda _: Facts("cuda", 2, (9, 0), True, None, ("lo",), {"NCCL_NVLS_ENABLE": "0", "HOME": "/x"}))
+    first = collectives.facts(run)
     assert first == Facts("cuda", 2, (9, 0), True, None, ("lo",), {"NCCL_NVLS_ENABLE": "0"}) and "HOME" not in str(run.records)
-    monkeypatch.setattr(communication, "facts", lambda _: Facts("cpu", 8))
-    assert communication.of(run) == first
+    monkeypatch.setattr(gpus, "facts", lambda _: Facts("cpu", 8))
+    assert collectives.facts(run) == first

@@ -1,10 +1,9 @@
 """Successive halving, held against simulated fields whose best is known; and what an estimate from the search itself would claim."""
-import math
 
 import numpy as np
 import pytest
 
-from workbench import halving
+from workbench.experiment import halving
 
 NOISE, PAIR_NOISE = 0.04, 0.15      # of a block; of what moves all blocks of a pair alike
 
@@ -43,7 +42,7 @@ def test_halving_finds_the_best_more_often_than_a_grid_of_as_many_blocks(field):
     rng, runs = np.random.default_rng(1), 400
     raced = [race(rng, field, 2) for _ in range(runs)]
     used = raced[0][1]
-    assert used == halving.blocks([len(field)], 2) == 2 * 12 + 4 * 6 + 8 * 3 + 16 * 2
+    assert used == 2 * 12 + 4 * 6 + 8 * 3 + 16 * 2
     found, by_grid = (np.mean([name == "s0" for name in names]) for names in (
         [name for name, *_ in raced], [grid(rng, field, used // len(field)) for _ in range(runs)]))
     assert found > 0.9 and found > by_grid + 0.03
@@ -79,7 +78,6 @@ def test_effects_use_every_pair_and_cancel_what_moves_them():
 def test_of_equals_the_first_goes_on_and_odd_fields_keep_the_larger_half():
     assert halving.better_half({"a": {0: 1.0}, "b": {0: 1.0}, "c": {0: 0.5}}) == ("a", "b")
     assert halving.better_half({"a": {0: 1.0}, "b": {0: 2.0}}) == ("b",)
-    assert [halving.rungs(n) for n in (1, 2, 3, 4, 5, 8, 9)] == [0, 1, 2, 2, 3, 3, 4]
 
 
 def test_a_unit_that_one_candidate_lacks_does_not_count():
@@ -87,9 +85,3 @@ def test_a_unit_that_one_candidate_lacks_does_not_count():
     assert halving.better_half(logs) == ("b",)
     with pytest.raises(ValueError, match="no unit has all of a, b"):
         halving.standing({"a": {0: 1.0}, "b": {1: 1.0}})
-
-
-def test_fields_side_by_side_share_the_pairs_of_a_rung():
-    assert halving.blocks([3, 3], 1) == 6 + 2 * 4
-    assert halving.blocks([1, 1], 4) == 0
-    assert math.isclose(halving.blocks([4], 3), 3 * 4 + 6 * 2)

@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 import pytest
 from simulated_runs import profile
 
-from workbench import plans
-from workbench.arms import Arm
+from workbench.experiment import plans
+from workbench.experiment.arms import Arm
 
 PROMPTS = 64
 TREE = "+topk=2+draft_tokens=6"

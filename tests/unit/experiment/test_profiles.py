@@ -1,7 +1,8 @@
 """Every profile that ships passes the preflight on the machine it is for; what a user must fill in is refused by name."""
 import pytest
 
-from workbench import preflight, profile
+from workbench.experiment import profile
+from workbench.predict import preflight
 
 YOURS = {"rtx6000-x8-kimi": {"pair.target", "pair.draft", "workload.prompts"}}
 

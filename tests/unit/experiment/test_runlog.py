@@ -3,9 +3,9 @@ import resource
 
 import pytest
 
-from workbench import runlog
-from workbench.errors import WorkbenchError
-from workbench.runlog import Finding, Request, RunLog
+from workbench.experiment import runlog
+from workbench.experiment.errors import WorkbenchError
+from workbench.experiment.runlog import Finding, Request, RunLog
 
 
 def fact(number: int) -> Finding:

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from workbench import schedule
-from workbench.errors import BadInput
+from workbench.experiment import schedule
+from workbench.experiment.errors import BadInput
 
 
 def plan(arms, pairs=12, available=64, per_block=4, warmup=2, seed=5, **more):

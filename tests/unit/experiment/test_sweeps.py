@@ -1,4 +1,5 @@
 """The sweeps' plans: what they search and compare, that the best is found and its gain not flattered, and that an interruption changes nothing."""
+from workbench.answers import collectives
 import re
 from collections import defaultdict
 
@@ -6,10 +7,13 @@ import pytest
 from simulated_runs import profile
 from simulated_sweeps import play, steps_of
 
-from workbench import best, charts, communication, sweeps, tables, verdict
-from workbench.arms import Arm
-from workbench.errors import BadInput
-from workbench.runlog import Block, Failure, Start
+from workbench.answers import steps
+from workbench.experiment import communication, sweeps
+from workbench.judge import verdict
+from workbench.report import charts, tables
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import BadInput
+from workbench.experiment.runlog import Block, Failure, Start
 
 PROMPTS = 200
 PLAN = {"pairs": 8, "starts": 3, "blocks_per_start": 2}
@@ -133,7 +137,7 @@ def test_loads_beyond_what_the_server_takes_are_skipped_with_the_reason():
 def test_a_load_whose_tokens_the_server_cannot_keep_is_skipped_with_the_reason():
     chosen = profile(server={"flags": {"max-total-tokens": 400}}, sweep={"loads": (1, 4, 8), "step_counts": (3,)})
     assert sweeps.loads(chosen, 40) == ((1, 4), {8: "its 544 tokens are more than the 400 that the server keeps (max-total-tokens)"})
-    assert "Not at 8: its 544 tokens" in best.loads_sentence(chosen, 40) and "at 1, 4 requests" in best.loads_sentence(chosen, 40)
+    assert "Not at 8: its 544 tokens" in steps.loads_sentence(chosen, 40) and "at 1, 4 requests" in steps.loads_sentence(chosen, 40)
 
 
 def test_a_plan_without_a_draft_is_bad_input():
@@ -151,7 +155,7 @@ class Run:
 
 
 def test_the_answer_names_the_best_its_interval_the_crossing_and_what_acceptance_implies(swept):
-    said = best.steps_answer(Run(*swept))
+    said = steps.steps_answer(Run(*swept))
     assert re.match(r"The best at 1 at once is own-1\+steps=2 \(chain of 2 steps\), (8|9)(\.\d)? % faster than the profile's own, shared \(ratio 1\.0[89]", said)
     assert "own-1+steps=2 against none: faster at 1 request at once" in said
     assert "The acceptance at each position and the measured cycles put the best chain at" in said and "nothing about GPUs" in said
@@ -159,19 +163,19 @@ def test_the_answer_names_the_best_its_interval_the_crossing_and_what_acceptance
 
 def test_where_nothing_differs_the_answer_says_so():
     chosen = tiny(against_none=False)
-    said = best.steps_answer(Run(chosen, play(sweeps.steps(chosen, PROMPTS), lambda _: 1.0)))
+    said = steps.steps_answer(Run(chosen, play(sweeps.steps(chosen, PROMPTS), lambda _: 1.0)))
     assert "could be told apart from the profile's own, shared" in said or "No setting beats" in said
 
 
 def test_the_sweep_map_has_every_candidate_and_the_best_is_100(swept):
-    table = best.sweep_map(*swept)
-    assert len(table) == 8 and table[best.SPEED].max() == 100
-    assert table.loc[table[best.SPEED].idxmax(), "arm"] == "own-1+steps=2"
-    assert table.set_index("arm").loc["shared+steps=4", best.SPEED] == pytest.approx(100 * 0.90 / 1.04, abs=2)
+    table = steps.sweep_map(*swept)
+    assert len(table) == 8 and table[tables.SPEED].max() == 100
+    assert table.loc[table[tables.SPEED].idxmax(), "arm"] == "own-1+steps=2"
+    assert table.set_index("arm").loc["shared+steps=4", tables.SPEED] == pytest.approx(100 * 0.90 / 1.04, abs=2)
 
 
 def test_acceptance_implies_the_accept_length_of_every_chain(swept):
-    choices = best.implied(*swept)
+    choices = steps.implied(*swept)
     assert [c.steps for c in choices] == [1, 2, 3]      # the simulated drafts never have a fourth one right
     # Simulated rounds have 0, 1, 2, 3 correct drafts as 1 : 2 : 3 : 4.
     assert [round(c.accept_length, 1) for c in choices] == pytest.approx([1.9, 2.6, 3.0], abs=0.15)
@@ -180,12 +184,12 @@ def test_acceptance_implies_the_accept_length_of_every_chain(swept):
 def test_charts_of_sweeps_are_drawn_and_of_nothing_say_why(swept):
     chosen, records = swept
     rows = tables.comparisons(verdict.judge(chosen, records).to_json())
-    drawn = charts.svg(charts.sweep_map(best.sweep_map(chosen, records)))
+    drawn = charts.svg(charts.sweep_map(steps.sweep_map(chosen, records)))
     assert drawn.count("aria-roledescription=\"rect mark\"") == 8 and "100 (6)" in drawn
-    loads = best.load_table(rows)
+    loads = tables.load_table(rows)
     assert sorted(set(loads["requests at once"])) == [1, 4] and "own-1+steps=2 ÷ none" in charts.svg(charts.by_load(loads))
-    assert "no search" in charts.svg(charts.sweep_map(best.sweep_map(chosen, [])))
-    assert "no comparison has a result" in charts.svg(charts.by_load(best.load_table(rows.iloc[:0])))
+    assert "no search" in charts.svg(charts.sweep_map(steps.sweep_map(chosen, [])))
+    assert "no comparison has a result" in charts.svg(charts.by_load(tables.load_table(rows.iloc[:0])))
     assert "nothing was compared" in charts.svg(charts.forest(rows.iloc[:0]))
 
 
@@ -197,8 +201,8 @@ def test_a_single_step_count_needs_no_search():
 
 
 def test_a_log_without_a_search_has_no_map_to_show_and_implies_nothing():
-    assert best.sweep_map(tiny(), [])[best.SPEED].isna().all() and best.implied(tiny(), []) == ()
-    assert best.steps_answer(Run(tiny(), [])).startswith("No answer: nothing was compared")
+    assert steps.sweep_map(tiny(), [])[tables.SPEED].isna().all() and steps.implied(tiny(), []) == ()
+    assert steps.steps_answer(Run(tiny(), [])).startswith("No answer: nothing was compared")
 
 
 # ------------------------------------------------------------------ 06
@@ -219,7 +223,7 @@ def test_one_setting_is_compared_at_once():
     found = {(c.a, c.b): c for c in judged.comparisons if c.metric == "tokens_per_s"}
     assert judged.valid and found["shared+comm=gloo-lo", "shared"].method == "starts"
     assert found["own-1+comm=gloo-lo", "shared+comm=gloo-lo"].method == "paired"       # does separating pay under that setting?
-    said = best.collectives_answer(Run(chosen, records), FACTS)
+    said = collectives.collectives_answer(Run(chosen, records), FACTS)
     assert "is own-1+comm=gloo-lo" in said or "is shared+comm=gloo-lo" in said
 
 
@@ -227,9 +231,9 @@ def test_several_settings_are_searched_by_rounds_of_starts_and_the_best_is_compa
     chosen = profile(plan=PLAN)
     records = play(sweeps.collectives(chosen, PROMPTS, GLOO), by_setting(gloo_lo_x2=1.15), spread=0.02)
     assert {Arm.parse(b.arm).comm for b in blocks(records)} == {None, "gloo-lo-x2"}
-    table = best.settings_map(chosen, records, FACTS).set_index("setting")
+    table = collectives.settings_map(chosen, records, FACTS).set_index("setting")
     assert table.loc["gloo-lo-x2", "state"] == "compared" and table.loc["gloo-lo", "state"] == "searched"
-    assert table.loc["gloo-lo", best.SPEED] == pytest.approx(100 / 1.12, abs=6)
+    assert table.loc["gloo-lo", tables.SPEED] == pytest.approx(100 / 1.12, abs=6)
 
 
 def test_a_setting_whose_server_does_not_start_is_left_out_and_said_to_be():
@@ -238,7 +242,7 @@ def test_a_setting_whose_server_does_not_start_is_left_out_and_said_to_be():
     records = play(sweeps.collectives(chosen, PROMPTS, GLOO), by_setting(), failing=failing)
     assert {Arm.parse(b.arm).comm for b in blocks(records)} == {None, "gloo-lo"}
     assert verdict.judge(chosen, records).valid
-    table = best.settings_map(chosen, records, FACTS).set_index("setting")
+    table = collectives.settings_map(chosen, records, FACTS).set_index("setting")
     assert table.loc["gloo-lo-x2", "state"] == "failed: it hangs"
 
 
@@ -247,7 +251,7 @@ def test_where_every_setting_fails_nothing_is_compared():
     failing = [f"{arm}+comm={name}" for arm in ("shared", "own-1") for name in GLOO]
     records = play(sweeps.collectives(chosen, PROMPTS, GLOO), by_setting(), failing=failing)
     assert not blocks(records) and [r.what for r in records if isinstance(r, Failure)] == ["setting"] * len(failing)
-    assert best.collectives_answer(Run(chosen, records), FACTS).startswith("No answer: nothing was compared")
+    assert collectives.collectives_answer(Run(chosen, records), FACTS).startswith("No answer: nothing was compared")
 
 
 def test_a_setting_that_fails_in_a_later_round_leaves_earlier_decisions_as_they_were():

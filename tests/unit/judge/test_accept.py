@@ -4,8 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from workbench import accept
-from workbench.runlog import Request
+from workbench.judge import accept
+from workbench.experiment.runlog import Request
 
 
 def request(prompt="p", rounds=None, correct=None, histogram=None, steps=3, completion=64, **more):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from workbench import stats
+from workbench.judge import stats
 
 SIMULATIONS = 20_000
 

@@ -3,9 +3,11 @@ import pytest
 from simulated_runs import EXPERIMENT, TIME, play, profile
 from test_lab import Servers, run  # noqa: F401 (a fixture)
 
-from workbench import lab, plans, stopping
-from workbench.runlog import Finding
-from workbench.verdict import judge
+from workbench.experiment import plans
+from workbench.judge import stopping
+from workbench.run import lab
+from workbench.experiment.runlog import Finding
+from workbench.judge.verdict import judge
 
 
 def watched(**plan):

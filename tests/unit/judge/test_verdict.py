@@ -7,10 +7,10 @@ import pytest
 import simulated_runs as simulated
 from simulated_runs import DEFECTS, FIXTURES, change, is_block, play, profile, requests_changed, sound
 
-from workbench import runlog, schedule
-from workbench.comparisons import against_references
-from workbench.runlog import Failure, Finding
-from workbench.verdict import CPU_CAVEAT, exit_status, judge, sentence
+from workbench.experiment import runlog, schedule
+from workbench.judge.comparisons import against_references
+from workbench.experiment.runlog import Failure, Finding
+from workbench.judge.verdict import CPU_CAVEAT, exit_status, judge, sentence
 
 
 def comparison(verdict, a, b, metric="tokens_per_s"):

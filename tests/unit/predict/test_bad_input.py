@@ -8,9 +8,9 @@ import pytest
 import yaml
 from tiny_models import DRAFT, KEEP, TARGET, draft_sizes, profile, settings, target_sizes, token_maps, write, write_pair
 
-from workbench import preflight
-from workbench import profile as profiles
-from workbench.errors import BadInput
+from workbench.predict import preflight
+from workbench.experiment import profile as profiles
+from workbench.experiment.errors import BadInput
 
 
 def one_sentence(error: BadInput, field: str, words: str) -> None:

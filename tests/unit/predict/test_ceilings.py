@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from workbench.ceilings import Numbers, ceilings, sentence, table
-from workbench.errors import BadInput
+from workbench.predict.ceilings import Numbers, ceilings, sentence, table
+from workbench.experiment.errors import BadInput
 
 
 def by_name(numbers: Numbers) -> dict:

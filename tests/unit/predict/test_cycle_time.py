@@ -7,13 +7,14 @@ from tiny_models import DEEPSEEK, DRAFT, TARGET
 from tiny_models import profile as tiny_profile
 from tiny_models import write_pair
 
-from workbench import cost, pair, profile
-from workbench.arms import Arm
-from workbench.cost import (Collective, Prediction, Work, best, by_placement, distinct_experts, forward, placements, predict, stages,
+from workbench.experiment import profile
+from workbench.predict import cycle_time, model_shape
+from workbench.experiment.arms import Arm
+from workbench.predict.cycle_time import (Collective, Prediction, Work, best, by_placement, distinct_experts, forward, placements, predict, stages,
                             verify_s)
-from workbench.errors import BadInput
-from workbench.machine import Latency, Machine
-from workbench.profile import Profile
+from workbench.experiment.errors import BadInput
+from workbench.predict.machine import Latency, Machine
+from workbench.experiment.profile import Profile
 
 GB, US = 1e9, 1e-6
 
@@ -47,13 +48,13 @@ def origin(tmp_path):
     target, draft = TARGET | WIDE | dict(num_hidden_layers=16), DRAFT | WIDE | dict(draft_vocab_size=163840)
     profile = Profile(name="origin", engine="cuda", tp=8, workload={"prompts": "random"}, speculation={"steps": 5, "draft_tokens": 6},
                       pair={"target": folder(tmp_path / "target", target), "draft": folder(tmp_path / "draft", draft)})
-    return profile, pair.read(tmp_path / "target", "pair.target"), pair.read(tmp_path / "draft", "pair.draft")
+    return profile, model_shape.read(tmp_path / "target", "pair.target"), model_shape.read(tmp_path / "draft", "pair.draft")
 
 
 @pytest.fixture()
 def tiny(tmp_path):
     write_pair(tmp_path)
-    return tiny_profile(tmp_path), pair.read(tmp_path / "target", "pair.target"), pair.read(tmp_path / "draft", "pair.draft")
+    return tiny_profile(tmp_path), model_shape.read(tmp_path / "target", "pair.target"), model_shape.read(tmp_path / "draft", "pair.draft")
 
 
 def counted(work: Work) -> dict[str, int]:
@@ -76,21 +77,7 @@ def test_distinct_experts_agree_with_drawing_them():
     assert distinct_experts(64, 4, 6) == pytest.approx(sum(drawn) / len(drawn), rel=0.01)
 
 
-def test_popular_experts_make_fewer_distinct_ones():
-    uniform = distinct_experts(8, 2, 4)
-    assert distinct_experts(8, 2, 4, [5] * 8) == pytest.approx(uniform)
-    skewed = distinct_experts(8, 2, 4, [9, 3, 1, 1, 1, 1, 1, 1])
-    # 9 of 18 shares of 2 places are one certain place; the other is divided 3 : 1 : 1 : 1 : 1 : 1 : 1.
-    assert skewed == pytest.approx(1 + (1 - (1 - 3 / 9) ** 4) + 6 * (1 - (1 - 1 / 9) ** 4)) and skewed < uniform
-
-
-def test_an_expert_is_taken_at_most_once_by_a_token():
-    assert distinct_experts(4, 2, 1, [100, 1, 1, 1]) == pytest.approx(2)
-    assert distinct_experts(4, 2, 9, [1, 1, 0, 0]) == pytest.approx(2)
-
-
-@pytest.mark.parametrize("given", [(8, 0, 1), (8, 9, 1), (8, 2, -1), (8, 2, 1, [1] * 7), (8, 2, 1, [1] * 7 + [-1]),
-                                   (8, 2, 1, [1] + [0] * 7)])
+@pytest.mark.parametrize("given", [(8, 0, 1), (8, 9, 1), (8, 2, -1)])
 def test_what_is_no_routing_is_refused(given):
     with pytest.raises(BadInput):
         distinct_experts(*given)
@@ -153,7 +140,7 @@ def test_a_draft_step_on_one_gpu_reads_all_of_its_weights(origin):
 
 def test_an_mla_draft_gathers_its_fc_once_in_draft_extend_where_it_is_split():
     chosen = profile.load("h200-x2-kimi-mini-mla")
-    target, draft = (pair.read(getattr(chosen.pair, side), f"pair.{side}") for side in ("target", "draft"))
+    target, draft = (model_shape.read(getattr(chosen.pair, side), f"pair.{side}") for side in ("target", "draft"))
     shared, own = (stages(chosen, target, draft, Arm.parse(arm)) for arm in ("shared", "own-1"))
     assert counted(shared["draft"]) == {"all_reduce": 12, "all_gather": 4, "broadcast": 0}
     assert counted(shared["draft_extend"]) == {"all_reduce": 3, "all_gather": 2, "broadcast": 0}
@@ -181,12 +168,10 @@ def test_kv_is_read_for_every_request(tiny):
 
 def test_a_mixture_reads_the_union_of_its_tokens_experts(tmp_path):
     profile = Profile(name="k", engine="cuda", tp=8, workload={"prompts": "random"}, pair={"target": "t", "draft": "d"})
-    shape = pair.read(folder(tmp_path / "kimi", KIMI), "pair.target")
+    shape = model_shape.read(folder(tmp_path / "kimi", KIMI), "pair.target")
     one, six = (forward(profile, shape, 8, width, rows=width) for width in (1, 6))
     expert, sparse = 3 * 7168 * 2048 / 8, 3
     assert six.bytes - one.bytes == pytest.approx(2 * (sparse * expert * (distinct_experts(384, 8, 6) - 8) + 5 * 7168))
-    skewed = forward(profile, shape, 8, 6, rows=6, popularity=[100.0] * 8 + [1.0] * 376)
-    assert one.bytes < skewed.bytes < six.bytes
     # Of kv_b_proj a decode step reads one copy; latent projections and router are whole on every rank.
     latent = 1536 * 7168 + 576 * 7168 + 64 * 192 * 1536 / 8 + 64 * 256 * 512 / 8 + 7168 * 64 * 128 / 8 + 1536 + 512 + 2 * 7168
     dense = 3 * 7168 * 18432 / 8 + sparse * (384 * 7168 + 3 * 7168 * 2048 / 8)
@@ -197,10 +182,10 @@ def test_a_mixture_reads_the_union_of_its_tokens_experts(tmp_path):
 
 def test_weights_that_nobody_knows_are_not_guessed(tmp_path):
     profile = Profile(name="x", engine="cuda", tp=2, workload={"prompts": "random"}, pair={"target": "t", "draft": "d"})
-    strange = pair.read(folder(tmp_path / "x", TARGET | {"architectures": ["StrangeForCausalLM"]}), "pair.target")
+    strange = model_shape.read(folder(tmp_path / "x", TARGET | {"architectures": ["StrangeForCausalLM"]}), "pair.target")
     with pytest.raises(BadInput, match="pair.target: the weights of StrangeForCausalLM are not known"):
         forward(profile, strange, 2, 1, rows=1)
-    silent = pair.read(folder(tmp_path / "y", {k: v for k, v in DEEPSEEK.items() if k != "num_experts_per_tok"}), "pair.target")
+    silent = model_shape.read(folder(tmp_path / "y", {k: v for k, v in DEEPSEEK.items() if k != "num_experts_per_tok"}), "pair.target")
     with pytest.raises(BadInput, match="num_experts_per_tok"):
         forward(profile, silent, 2, 1, rows=1)
 
@@ -229,7 +214,7 @@ def test_large_weights_are_read_as_fast_as_copies_and_each_product_takes_its_own
     assert forward(profile, draft, 1, 1, rows=1).products == 5 and forward(profile, draft, 1, 1, rows=1, fc=True).products == 6
     assert forward(profile, target, 2, 6, rows=6).products == 16 * 4 + 1
     step = forward(profile, draft, 1, 1, rows=1)
-    assert cost.cost(profile, step.times(4), found).bytes_s == pytest.approx(4 * (step.bytes / 4e12 + 5 * each))
+    assert cycle_time.cost(profile, step.times(4), found).bytes_s == pytest.approx(4 * (step.bytes / 4e12 + 5 * each))
     assert machine(thin_bytes_per_s=5e12).read_s(5e9, 10) == pytest.approx(1e-3)         # a copy is slower: the product's rate
     assert machine(engine="cpu", thin_bytes_per_s=1e12).read_s(5e9, 10) == pytest.approx(5e-3)
     assert machine(copy_bytes_per_s=None).read_s(4e9, 10) == pytest.approx(1e-3)
@@ -237,14 +222,14 @@ def test_large_weights_are_read_as_fast_as_copies_and_each_product_takes_its_own
 
 def test_a_mixture_reads_its_experts_in_two_products_a_layer(tmp_path):
     (tmp_path / "t").mkdir()
-    target = pair.read(folder(tmp_path / "t", KIMI | dict(first_k_dense_replace=1, n_shared_experts=1)), "pair.target")
+    target = model_shape.read(folder(tmp_path / "t", KIMI | dict(first_k_dense_replace=1, n_shared_experts=1)), "pair.target")
     write_pair(tmp_path)
     # Of each layer the first projections, q_b, kv_b and output; a dense one 2 more, a sparse one router, shared and routed experts.
     assert forward(tiny_profile(tmp_path), target, 2, 1, rows=1).products == 4 * 4 + 2 + 3 * (1 + 2 + 2) + 1
 
 
 def test_the_slower_of_device_and_host_sets_the_pace():
-    parts = {"draft": cost.Cost(1e-3, 0, 0, 0), "verify": cost.Cost(2e-3, 0, 0, 0)}
+    parts = {"draft": cycle_time.Cost(1e-3, 0, 0, 0), "verify": cycle_time.Cost(2e-3, 0, 0, 0)}
     assert Prediction("shared", parts, host_s=5e-3).cycle_s == 5e-3 and Prediction("shared", parts, host_s=1e-3).cycle_s == pytest.approx(3e-3)
     assert Prediction("shared", parts, 1e-3, 5e-3).cycle_s == pytest.approx(6e-3) and Prediction("shared", parts, 1e-3).device_s == pytest.approx(3e-3)
 
@@ -252,7 +237,7 @@ def test_the_slower_of_device_and_host_sets_the_pace():
 def test_the_floor_of_a_draft_seen_on_two_h200(origin, tmp_path):
     """A trial there with own-1, hidden 7168 and a head of 32000 tokens: draft 1.9 to 2.6 ms for 5 steps, 1.5 ms by its weights alone."""
     profile, target, _ = origin
-    draft = pair.read(folder(tmp_path / "small", DRAFT | WIDE | dict(draft_vocab_size=32000)), "pair.draft")
+    draft = model_shape.read(folder(tmp_path / "small", DRAFT | WIDE | dict(draft_vocab_size=32000)), "pair.draft")
     two = profile.model_copy(update={"tp": 2})
     found = predict(two, target, draft, Arm.parse("own-1+agreement=off"), machine(2))
     assert 1.4e-3 < found.stages["draft"].total_s < 1.9e-3 and 0.4e-3 < found.stages["draft_extend"].total_s < 0.62e-3
@@ -260,7 +245,7 @@ def test_the_floor_of_a_draft_seen_on_two_h200(origin, tmp_path):
 
 def test_operations_bound_a_stage_where_they_take_longer(origin):
     profile, *_ = origin
-    slow = cost.cost(profile, Work(bytes=4e9, operations=7e12), machine())
+    slow = cycle_time.cost(profile, Work(bytes=4e9, operations=7e12), machine())
     assert slow.work_s == slow.operations_s == pytest.approx(10e-3) and slow.bytes_s == pytest.approx(1e-3)
 
 
@@ -268,14 +253,14 @@ def test_launches_cost_nothing_in_graphs_but_their_place(origin):
     profile, *_ = origin
     work, eager = Work(bytes=4e6, kernels=100), profile.model_copy(update={
         "server": profile.server.model_copy(update={"flags": {"disable-cuda-graph": True}})})
-    assert cost.cost(profile, work, machine()).launch_s == 0
+    assert cycle_time.cost(profile, work, machine()).launch_s == 0
     placed = machine(graph_launch_s=1 * US, graph_replay_s=8 * US)
-    assert cost.cost(profile, work, placed).launch_s == pytest.approx(108 * US)
-    assert cost.cost(profile, work, placed, kernels=50).launch_s == pytest.approx(58 * US)
+    assert cycle_time.cost(profile, work, placed).launch_s == pytest.approx(108 * US)
+    assert cycle_time.cost(profile, work, placed, kernels=50).launch_s == pytest.approx(58 * US)
     # Without graphs the GPU works while it is launched to: 300 us of launches hide 1 us of work, and 400 us of work hide them.
-    assert cost.cost(eager, work, machine()).total_s == pytest.approx(300 * US)
-    assert cost.cost(eager, Work(bytes=1.6e9, kernels=100), machine()).launch_s == 0
-    on_cpu = cost.cost(profile.model_copy(update={"engine": "cpu"}), work, machine())
+    assert cycle_time.cost(eager, work, machine()).total_s == pytest.approx(300 * US)
+    assert cycle_time.cost(eager, Work(bytes=1.6e9, kernels=100), machine()).launch_s == 0
+    on_cpu = cycle_time.cost(profile.model_copy(update={"engine": "cpu"}), work, machine())
     assert on_cpu.total_s == pytest.approx(301 * US)
 
 
@@ -285,8 +270,8 @@ def test_custom_all_reduce_is_used_unless_it_is_switched_off(origin):
                               Latency("all_reduce", "custom", 8, True, ((65536, 5 * US),))))
     work = Work(collectives=(Collective("all_reduce", 14336, 8, 2),))
     off = profile.model_copy(update={"server": profile.server.model_copy(update={"flags": {"disable_custom_all_reduce": True}})})
-    assert cost.cost(profile, work, both).total_s == pytest.approx(10 * US)
-    assert cost.cost(off, work, both).total_s == pytest.approx(40 * US)
+    assert cycle_time.cost(profile, work, both).total_s == pytest.approx(10 * US)
+    assert cycle_time.cost(off, work, both).total_s == pytest.approx(40 * US)
 
 
 def test_without_speculation_there_is_a_decode_step(origin):
@@ -313,7 +298,7 @@ def test_every_divisor_is_a_placement(origin):
 def test_a_size_that_the_heads_do_not_take_is_none(tmp_path):
     write_pair(tmp_path, target={"num_attention_heads": 6, "num_key_value_heads": 6},
                draft={"num_attention_heads": 3, "num_key_value_heads": 3})
-    profile, draft = tiny_profile(tmp_path, tp=6), pair.read(tmp_path / "draft", "pair.draft")
+    profile, draft = tiny_profile(tmp_path, tp=6), model_shape.read(tmp_path / "draft", "pair.draft")
     assert [arm.name for arm in placements(profile, draft)] == ["shared", "own-1", "own-3"]
 
 
@@ -343,13 +328,13 @@ def test_a_machine_that_was_not_measured_for_a_group_is_refused(origin):
 
 def test_verify_of_a_mixture_grows_with_its_width_and_of_a_dense_target_hardly(origin, tmp_path):
     profile, target, _ = origin
-    kimi = pair.read(folder(tmp_path / "kimi", KIMI), "pair.target")
+    kimi = model_shape.read(folder(tmp_path / "kimi", KIMI), "pair.target")
     dense, sparse = (verify_s(profile, shape, machine(latency=0)) for shape in (target, kimi))
     assert list(dense) == list(range(1, 9)) and sorted(sparse.values()) == list(sparse.values())
     assert dense[8] / dense[1] < 1.01 and sparse[8] / sparse[1] > 2
 
 
 def test_best_of_predictions_counts_drafting_only():
-    slow_verify = Prediction("a", {"draft": cost.Cost(1, 0, 0, 0), "verify": cost.Cost(9, 0, 0, 0), "draft_extend": cost.Cost(1, 0, 0, 0)})
-    slow_draft = Prediction("b", {"draft": cost.Cost(3, 0, 0, 0), "verify": cost.Cost(1, 0, 0, 0), "draft_extend": cost.Cost(1, 0, 0, 0)})
+    slow_verify = Prediction("a", {"draft": cycle_time.Cost(1, 0, 0, 0), "verify": cycle_time.Cost(9, 0, 0, 0), "draft_extend": cycle_time.Cost(1, 0, 0, 0)})
+    slow_draft = Prediction("b", {"draft": cycle_time.Cost(3, 0, 0, 0), "verify": cycle_time.Cost(1, 0, 0, 0), "draft_extend": cycle_time.Cost(1, 0, 0, 0)})
     assert best({"a": slow_verify, "b": slow_draft}).arm == "a"

@@ -8,15 +8,16 @@ import platform
 import sys
 from pathlib import Path
 
+import fake_gpus
 import pytest
 from tiny_models import profile as tiny_profile
 from tiny_models import write_pair
 
-from workbench import machine as machines
+from workbench.predict import machine as machines
 from workbench.engine.cpu import shared
 from workbench.engine.orders import SHARED_MEMORY
-from workbench.errors import BadInput, WorkbenchError
-from workbench.machine import Latency, Machine, latencies, load, measure, name_of, of, rates, save, unmeasured
+from workbench.experiment.errors import BadInput, WorkbenchError
+from workbench.predict.machine import Latency, Machine, latencies, load, measure, name_of, of, rates, save, unmeasured
 
 
 def machine(**changes) -> Machine:
@@ -98,7 +99,7 @@ def test_names_tell_apart_what_changes_latencies(profile, monkeypatch):
     cores = len(os.sched_getaffinity(0))
     assert name_of(profile) == f"2-ranks-cpu-{cores}-cores-{platform.machine()}"
     gpu = profile.model_copy(update={"engine": "cuda"})
-    monkeypatch.setattr(machines, "_gpus", lambda visible: ["NVIDIA H200"] * 4)
+    fake_gpus.install(monkeypatch, ["a", "b", "c", "d"])
     assert name_of(gpu) == "2-ranks-nvidia-h200"
     hostpath = gpu.model_copy(update={"server": gpu.server.model_copy(update={"environment": {"NCCL_P2P_DISABLE": "1", "OTHER": "x"}})})
     assert name_of(hostpath) == "2-ranks-nvidia-h200-nccl_p2p_disable=1"
@@ -109,7 +110,7 @@ def test_names_tell_apart_what_changes_latencies(profile, monkeypatch):
 
 
 def test_gpus_that_are_not_here_are_not_measured(profile, monkeypatch):
-    monkeypatch.setattr(machines, "_gpus", lambda visible: ["NVIDIA H200"])
+    fake_gpus.install(monkeypatch, ["GPU-a"])
     with pytest.raises(BadInput, match="tp: is 2, but 1 GPU is visible"):
         name_of(profile.model_copy(update={"engine": "cuda"}))
 
@@ -145,7 +146,7 @@ def test_one_input_that_fails_costs_none_of_the_others(tmp_path, monkeypatch):
     script.write_text("""
 import os
 import torch
-from workbench.engine import measure
+from workbench.engine import machine_bench as measure
 
 measure.CPU = measure.Sizes(1 << 20, (4, 64), 64, torch.float32, (1024, 4096), 2, 1)
 
@@ -169,7 +170,7 @@ if __name__ == "__main__":
 
 
 def test_what_is_measured_on_gpus_is_called_as_sglang_has_it():
-    """The calls of engine/measure.py to SGLang's communicators, held against the installed source: no GPU is needed to see them change."""
+    """The calls of engine/machine_bench.py to SGLang's communicators, held against the installed source: no GPU is needed to see them change."""
     source = Path(importlib.util.find_spec("sglang").origin).parent / "srt" / "distributed" / "parallel_state.py"
     functions = {node.name: [a.arg for a in node.args.args] for node in ast.walk(ast.parse(source.read_text()))
                  if isinstance(node, ast.FunctionDef)}

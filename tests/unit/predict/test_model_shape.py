@@ -7,14 +7,14 @@ import numpy
 import pytest
 from tiny_models import DEEPSEEK, DRAFT, TARGET, draft_sizes, target_sizes, token_maps, write, write_pair
 
-from workbench import tensors
-from workbench.errors import BadInput
-from workbench.pair import read
+from workbench.predict import sharding
+from workbench.experiment.errors import BadInput
+from workbench.predict.model_shape import read
 
 
 def test_a_folder_is_read_without_torch(tmp_path):
     write_pair(tmp_path)
-    code = (f"import sys; from workbench.pair import read; shape = read({str(tmp_path / 'draft')!r}, 'pair.draft'); "
+    code = (f"import sys; from workbench.predict.model_shape import read; shape = read({str(tmp_path / 'draft')!r}, 'pair.draft'); "
             "print(shape.architecture, len(shape.tensors), 'torch' in sys.modules)")
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert told == ["LlamaForCausalLMEagle3", "15", "False"]
@@ -79,7 +79,7 @@ def test_the_weights_that_a_configuration_implies_are_the_ones_written_by_hand(t
     for config, sizes in ((TARGET, target_sizes(TARGET)), (DRAFT, draft_sizes(DRAFT)),
                           (wide, draft_sizes(wide) | {"embed_tokens.weight": (128, 32)})):
         shape = read(write(tmp_path / str(len(sizes)), config, sizes), "pair.target")
-        assert {t.name: t.shape for t in tensors.implied(shape)} == {name: t.shape for name, t in shape.stored.items()}
+        assert {t.name: t.shape for t in sharding.implied(shape)} == {name: t.shape for name, t in shape.stored.items()}
 
 
 @pytest.mark.parametrize("config", [TARGET, TARGET | {"tie_word_embeddings": True}, DEEPSEEK, DEEPSEEK | {"q_lora_rank": None}],
@@ -94,7 +94,7 @@ def test_the_weights_that_a_configuration_implies_are_those_of_transformers(tmp_
     theirs = {name.removeprefix("model."): tuple(p.shape) for name, p in model.state_dict().items()}
     if config.get("tie_word_embeddings"):
         theirs.pop("lm_head.weight", None)
-    ours = {t.name: t.shape for t in tensors.implied(shape)}
+    ours = {t.name: t.shape for t in sharding.implied(shape)}
     # transformers holds all experts of a layer in two tensors, gate and up joined; checkpoints hold them one by one.
     single = {name: size for name, size in ours.items() if ".experts." not in name}
     assert single == {name: size for name, size in theirs.items() if ".experts." not in name}

@@ -1,12 +1,13 @@
 """What preflight lets pass, what it warns of, and how much memory it predicts: figures worked out by hand."""
+import fake_gpus
 import pytest
 from tiny_models import DEEPSEEK, DRAFT, MLA_DRAFT, TARGET, draft_sizes, profile, token_maps, write, write_pair
 
-from workbench import flags, memory, pair_rules, preflight, tensors
-from workbench import profile as profiles
-from workbench.arms import Arm
-from workbench.pair import read
-from workbench.schedule import with_control
+from workbench.predict import compatibility, memory, preflight, server_flags, sharding
+from workbench.experiment import profile as profiles
+from workbench.experiment.arms import Arm
+from workbench.predict.model_shape import read
+from workbench.experiment.schedule import with_control
 
 FREE = 8 << 30
 
@@ -31,7 +32,7 @@ def test_a_sound_profile_passes_every_check(tmp_path):
 
 
 def test_the_shipped_profile_is_read_and_owns_none_of_the_workbench_s_flags():
-    assert {c.status for c in flags.check(profiles.load("cpu-tiny"))} == {"passed"}
+    assert {c.status for c in server_flags.check(profiles.load("cpu-tiny"))} == {"passed"}
 
 
 def test_without_a_speculating_arm_no_draft_is_asked_for(tmp_path):
@@ -93,9 +94,9 @@ def test_what_can_be_run_but_means_less_is_warned_of(tmp_path, name, changes):
 def test_flags_are_known_however_they_are_spelt(tmp_path):
     write_pair(tmp_path)
     spelt = profile(tmp_path, server={"flags": {"--max_total_tokens": 77}})
-    assert flags.flag(spelt, "max-total-tokens", None) == 77
-    assert {"max-total-tokens", "disable-cuda-graph", "tensor-parallel-size", "fp8-gemm-backend", "config"} <= flags.known()
-    assert not {"colour", "max-tokens-total"} & flags.known()
+    assert spelt.flag("max-total-tokens") == 77
+    assert {"max-total-tokens", "disable-cuda-graph", "tensor-parallel-size", "fp8-gemm-backend", "config"} <= server_flags.known()
+    assert not {"colour", "max-tokens-total"} & server_flags.known()
 
 
 # ------------------------------------------------------------------ rules that depend on the architecture
@@ -105,7 +106,7 @@ def test_flags_are_known_however_they_are_spelt(tmp_path):
     ("deepseek", None, [2, 4, 5])])
 def test_layers_are_captured_as_each_target_counts_them(tmp_path, architecture, ids, captured):
     target = read(write(tmp_path, TARGET if architecture == "llama" else DEEPSEEK, {}), "pair.target")
-    assert pair_rules.captured_layers(target, ids) == captured
+    assert compatibility.captured_layers(target, ids) == captured
 
 
 def test_the_last_layer_of_a_deepseek_target_is_captured_and_that_of_a_llama_is_not(tmp_path):
@@ -114,7 +115,7 @@ def test_the_last_layer_of_a_deepseek_target_is_captured_and_that_of_a_llama_is_
     draft = read(tmp_path / "draft", "pair.draft")
     for config, status in ((TARGET, "refused"), (DEEPSEEK, "passed")):
         target = read(write(tmp_path / config["model_type"], config, {}), "pair.target")
-        assert pair_rules.aux_layers(profile(tmp_path), target, draft).status == status
+        assert compatibility.aux_layers(profile(tmp_path), target, draft).status == status
 
 
 def test_aux_layers_out_of_order_are_joined_in_another(tmp_path):
@@ -169,14 +170,13 @@ def test_a_port_that_is_free(tmp_path):
     assert found(tmp_path, "server.flags.port", server={"flags": {"port": port}}).status == "passed"
 
 
-def test_gpus_are_counted_by_the_driver(tmp_path, monkeypatch):
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text('#!/bin/sh\ncase "$*" in *--id=1*) echo 300;; *) echo 100; echo 300;; esac\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert preflight.gpus() == [100 << 20, 300 << 20] and preflight.gpus("1") == [300 << 20] and preflight.gpus("") == []
-    monkeypatch.setenv("PATH", "")
-    assert preflight.gpus() == []
+def test_free_memory_is_that_of_the_gpus_that_the_ranks_take(tmp_path, monkeypatch):
+    fake_gpus.install(monkeypatch, ["GPU-a", "GPU-b", "GPU-c"], [100 << 20, 300 << 20, 200 << 20])
+    cuda = profiles.load("cpu-tiny").model_copy(update={"engine": "cuda"})
+    apart = cuda.model_copy(update={"server": cuda.server.model_copy(update={"flags": {"base-gpu-id": 1}})})
+    assert preflight._free(cuda, None)[0] == [100 << 20, 300 << 20] and preflight._free(apart, None)[0] == [300 << 20, 200 << 20]
+    fake_gpus.install(monkeypatch, [])
+    assert [(c.status, c.name) for c in preflight._free(cuda, None)[1]] == [("refused", "tp")]
 
 
 # ------------------------------------------------------------------ memory
@@ -184,7 +184,7 @@ def test_gpus_are_counted_by_the_driver(tmp_path, monkeypatch):
 @pytest.mark.parametrize("vocabulary, ranks, rows", [
     (128, 2, 64), (100, 1, 128), (100, 2, 64), (100, 3, 64), (200, 8, 32), (163840, 8, 20480), (32000, 8, 4000), (151936, 3, 50688)])
 def test_vocabularies_are_padded_to_64_and_to_64_times_ranks_where_that_does_not_divide(vocabulary, ranks, rows):
-    assert tensors.padded_rows(vocabulary, ranks) == rows
+    assert sharding.padded_rows(vocabulary, ranks) == rows
 
 
 def layer_bytes(config: dict, ranks: int, wide: int = 1, norms: int = 2) -> int:
@@ -284,9 +284,9 @@ def test_an_mla_draft_caches_one_latent_on_every_rank_and_splits_fc_by_rows(tmp_
 
 def test_the_norms_before_an_mla_draft_s_fc_are_whole(tmp_path):
     draft = read(write(tmp_path, MLA_DRAFT | {"fc_norm": True}, {}), "pair.draft")
-    norms = [t for t in tensors.implied(draft) if t.name.startswith("fc_norm.")]
+    norms = [t for t in sharding.implied(draft) if t.name.startswith("fc_norm.")]
     assert [t.name for t in norms] == [f"fc_norm.{i}.weight" for i in range(3)]
-    assert {tensors.rank_elements(draft, t, 2) for t in norms} == {32}
+    assert {sharding.rank_elements(draft, t, 2) for t in norms} == {32}
 
 
 @pytest.mark.parametrize("change, name, words", [
@@ -313,7 +313,7 @@ def test_an_mla_draft_on_the_cpu_engine_needs_yarn(tmp_path):
 
 def test_experts_are_split_and_latent_projections_are_not(tmp_path):
     target = read(write(tmp_path, DEEPSEEK, {}), "pair.target")
-    values = lambda name, shape: tensors.rank_elements(target, tensors.Tensor(f"model.layers.1.{name}", shape, "F32"), 2)  # noqa: E731
+    values = lambda name, shape: sharding.rank_elements(target, sharding.Tensor(f"model.layers.1.{name}", shape, "F32"), 2)  # noqa: E731
     assert values("mlp.experts.3.down_proj.weight", (32, 32)) == values("self_attn.q_b_proj.weight", (32, 32)) == 512
     assert values("mlp.gate.weight", (8, 32)) == 256 and values("self_attn.kv_a_proj_with_mqa.weight", (20, 32)) == 640
     assert values("self_attn.kv_b_proj.weight", (64, 16)) == 1024       # half of it, twice: split into K and V parts beside the weight
@@ -321,7 +321,7 @@ def test_experts_are_split_and_latent_projections_are_not(tmp_path):
 
 def test_quantised_weights_keep_their_stored_size(tmp_path):
     target = read(write(tmp_path, TARGET, {}), "pair.target")
-    size = lambda name, dtype: tensors.rank_bytes(target, tensors.Tensor(f"layers.0.mlp.{name}", (64, 32), dtype), 2, "BF16")  # noqa: E731
+    size = lambda name, dtype: sharding.rank_bytes(target, sharding.Tensor(f"layers.0.mlp.{name}", (64, 32), dtype), 2, "BF16")  # noqa: E731
     assert (size("up_proj.weight", "F32"), size("up_proj.weight", "F8_E4M3"), size("up_proj.weight_packed", "I32")) == (2048, 1024, 4096)
     assert size("up_proj.weight_scale_inv", "F32") == 4096
 

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from fixtures.training import card, heldout, pairs, text
-from workbench.profile import ROOT
-from workbench.reference import Reference, hidden_state_indices, total_histogram
+from workbench.experiment.profile import ROOT
+from workbench.answers.offline_decoder import Reference, hidden_state_indices, total_histogram
 
 
 PAIRS = {"tiny": 3.0, "tiny-kimi": 2.8}         # the accept length each is promised to reach at 3 steps

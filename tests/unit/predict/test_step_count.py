@@ -1,14 +1,20 @@
 """The best number of draft steps: by hand, at its limits, and with public acceptance figures."""
 import math
 
+import numpy as np
 import pytest
 
-from workbench.errors import BadInput
-from workbench.width import best, choices, positions, sentence, table
+from workbench.experiment.errors import BadInput
+from workbench.predict.step_count import best, choices, sentence, table
 
 # Kimi-K2.5 with EAGLE-3, thinking off, accept length by draft tokens 1 to 8 (SemiAnalysisAI/InferenceX, kimik2.5_eagle3.yaml).
 KIMI = (1.80, 2.33, 2.75, 3.06, 3.25, 3.43, 3.46, 3.51)
 FLAT = {1: 10e-3, 9: 10e-3}
+
+
+def positions(accept_lengths):
+    """Acceptance at each position: what each further draft token adds to the accept length, the first one's against 1."""
+    return tuple(np.diff([1.0, *accept_lengths]).tolist())
 
 
 def test_accept_lengths_are_one_and_the_positions_before():

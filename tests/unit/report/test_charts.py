@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.simulated import VERDICT, records, refused
-from workbench import charts, tables
+from workbench.report import charts, tables
 
 LOG = records()
 BLOCKS = tables.blocks(LOG)

@@ -10,9 +10,10 @@ import pytest
 from simulated_runs import DEFECTS, FIXTURES
 from simulated_runs import profile as sound_profile
 from tests.simulated import ABOUT, PROFILE, PROVENANCE, VERDICT, block, failure, records, refused
-from workbench import profile, report, runlog, tables
-from workbench.runlog import Finding
-from workbench.verdict import judge
+from workbench.experiment import profile, runlog
+from workbench.report import report, tables
+from workbench.experiment.runlog import Finding
+from workbench.judge.verdict import judge
 
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert(2)">"""
 VOID = {"meta", "link", "img", "br", "hr", "input"}

@@ -6,9 +6,10 @@ import pytest
 
 from simulated_runs import FIXTURES, profile
 from tests.simulated import PROFILE, PROVENANCE, VERDICT, block, failure, records, refused
-from workbench import runlog, tables
-from workbench.runlog import Finding
-from workbench.verdict import judge
+from workbench.experiment import runlog
+from workbench.report import tables
+from workbench.experiment.runlog import Finding
+from workbench.judge.verdict import judge
 
 UNKNOWN_NUMBERS = [None, math.nan, math.inf, "3", True]
 

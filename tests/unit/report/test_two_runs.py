@@ -9,9 +9,11 @@ import pytest
 from simulated_replay import measured
 
 from tests.simulated import PROFILE, PROVENANCE, VERDICT
-from workbench import cli, stats, versus
-from workbench.stats import Interval
-from workbench.versus import Run
+from workbench import cli
+from workbench.judge import stats
+from workbench.report import two_runs
+from workbench.judge.stats import Interval
+from workbench.report.two_runs import Run
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -39,49 +41,49 @@ def test_the_ratio_of_two_ratios_keeps_its_coverage(pairs_a, pairs_b, noise_b):
 
 def test_a_run_beside_itself_differs_in_nothing():
     a, b = run("one"), run("other")
-    assert versus.differences(a, b).empty
-    rows = versus.compared(a, b)
+    assert two_runs.differences(a, b).empty
+    rows = two_runs.compared(a, b)
     assert set(rows["told"]) == {"cannot be told apart"} and (rows["A ÷ B"] == 1).all()
-    assert versus.sentence(a, b).startswith("The runs cannot be told apart: own-1 ÷ shared is 1.057 (1.031 to 1.083) in A and 1.057")
+    assert two_runs.sentence(a, b).startswith("The runs cannot be told apart: own-1 ÷ shared is 1.057 (1.031 to 1.083) in A and 1.057")
 
 
 def test_what_differs_in_provenance_and_setting_is_said_and_nothing_else():
     other = run("second", provenance={"time": "2026-02-02", "gpus": [{"name": "H200"}]}, profile={"tp": 4})
-    rows = versus.differences(run(), other)
+    rows = two_runs.differences(run(), other)
     assert rows["fact"].tolist() == ["tp", "gpus.1.name", "time"]        # when comes last: it explains nothing
     assert rows.iloc[0].tolist() == ["tp", "setting", "2", "4"] and rows.iloc[1].tolist()[2:] == ["–", "H200"]
 
 
 def test_runs_that_differ_are_said_to():
-    rows = versus.compared(run(), run("second", comparisons={"ratio": 0.9, "low": 0.88, "high": 0.92}))
+    rows = two_runs.compared(run(), run("second", comparisons={"ratio": 0.9, "low": 0.88, "high": 0.92}))
     assert set(rows[rows["metric"] == "throughput"]["told"]) == {"differ"}
-    assert versus.sentence(run(), run("second", comparisons={"ratio": 0.9, "low": 0.88, "high": 0.92})).startswith("The runs differ: own-1 ÷ shared")
+    assert two_runs.sentence(run(), run("second", comparisons={"ratio": 0.9, "low": 0.88, "high": 0.92})).startswith("The runs differ: own-1 ÷ shared")
 
 
 def test_a_comparison_of_one_run_alone_and_a_refused_one_have_no_ratio_of_ratios():
     other = run("second")
     other.verdict["comparisons"][:2] = [c | {"valid": False} for c in other.verdict["comparisons"][:2]]
-    rows = versus.compared(run(), other).set_index(["comparison", "metric"])
+    rows = two_runs.compared(run(), other).set_index(["comparison", "metric"])
     assert rows.loc[("own-1 ÷ shared", "throughput"), "told"] == "in A alone" and math.isnan(rows.loc[("own-1 ÷ shared", "throughput"), "A ÷ B"])
     assert rows.loc[("shared ÷ none", "throughput"), "told"] == "cannot be told apart"
 
 
 def test_two_runs_with_nothing_in_common_have_a_page_that_says_so():
     empty = Run("empty", {}, {}, {})
-    assert versus.sentence(run(), empty) == "Nothing was compared with a result in both runs, first (A) and empty (B)."
-    page = versus.render(run(), empty)
-    assert "No verdict was stated." in page and "in A alone" in page and versus.render(empty, empty)
+    assert two_runs.sentence(run(), empty) == "Nothing was compared with a result in both runs, first (A) and empty (B)."
+    page = two_runs.render(run(), empty)
+    assert "No verdict was stated." in page and "in A alone" in page and two_runs.render(empty, empty)
 
 
 def test_the_page_runs_nothing_loads_nothing_and_escapes():
-    page = versus.render(run(HOSTILE), run("second", verdict={"sentence": HOSTILE}, provenance={"command": HOSTILE}))
+    page = two_runs.render(run(HOSTILE), run("second", verdict={"sentence": HOSTILE}, provenance={"command": HOSTILE}))
     assert HOSTILE not in page and "&lt;script&gt;" in page
     assert not re.search(r"<script|<link(?! rel=\"icon\" href=\"data:)|https?://(?!www\.w3\.org)", page)
     assert page.count("<svg") == 4 and "A-verdict.json" in page
 
 
 def test_the_levels_of_both_runs_stand_under_each_other():
-    rows = versus.arms(run(), run("second"))
+    rows = two_runs.arms(run(), run("second"))
     assert rows[["arm", "run"]].values.tolist() == [[arm, letter] for arm in ("none", "shared", "own-1") for letter in "AB"]
 
 
@@ -90,9 +92,9 @@ def test_a_verdict_that_flips_with_the_targets_tp_is_seen_to_with_the_stages_tha
     flipped = [c | ({"ratio": 0.97, "low": 0.94, "high": 1.0} if c["a"] == "shared" else {}) for c in copy.deepcopy(VERDICT["comparisons"])]
     slower = copy.deepcopy(VERDICT["arms"]) | {"shared": VERDICT["arms"]["shared"] | {"stage_ms": {"draft": 21.0, "verify": 25.0}}}
     one, four = run("tp1", profile={"tp": 1}), run("tp4", profile={"tp": 4}, verdict={"comparisons": flipped, "arms": slower})
-    page = versus.render(one, four)
-    assert versus.differences(one, four)["fact"].tolist() == ["tp"]
-    assert "They differ in shared ÷ none (baseline) too." in versus.sentence(one, four)
+    page = two_runs.render(one, four)
+    assert two_runs.differences(one, four)["fact"].tolist() == ["tp"]
+    assert "They differ in shared ÷ none (baseline) too." in two_runs.sentence(one, four)
     assert "Where a cycle’s time goes in both runs" in page and "shared, A" in page and "shared, B" in page
 
 

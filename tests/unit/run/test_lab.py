@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 from simulated_runs import profile
 
-from workbench import attestation, lab, plans, pool
-from workbench.arms import Arm
-from workbench.errors import Hung, ServerFailed
-from workbench.plans import Task
-from workbench.runlog import Block, Failure, Finding, Request, Start
-from workbench.schedule import Planned
+from workbench.experiment import plans
+from workbench.run import lab
+from workbench.serving import attestation, pool
+from workbench.experiment.arms import Arm
+from workbench.experiment.errors import Hung, ServerFailed
+from workbench.experiment.plans import Task
+from workbench.experiment.runlog import Block, Failure, Finding, Request, Start
+from workbench.experiment.schedule import Planned
 
 TP = 2
 
@@ -200,7 +202,7 @@ def test_a_plan_that_depends_on_the_log_is_asked_until_it_gives_no_more_and_keep
 def test_a_server_that_a_resumed_run_starts_again_is_warmed_up_again_and_finished_blocks_are_not_repeated(run, monkeypatch):
     Servers(monkeypatch)
     planned = [warmup("shared"), warmup("own-1"), task("shared"), task("own-1"), task("shared")]
-    monkeypatch.setattr(lab.pace, "left_s", lambda *_: None)
+    monkeypatch.setattr(lab.plans, "left_s", lambda *_: None)
     run.measure(planned[:3])        # as if it had been interrupted there
     run.measure(planned)
     assert [(b.role, b.arm, b.start) for b in blocks(run)] == [

@@ -8,11 +8,16 @@ import pytest
 from simulated_runs import profile as sound_profile
 from tests.simulated import PROVENANCE, records
 
-from workbench import cli, communication, lab, logs, plans, preflight, probe, profile, provenance, publish, recording, runlog, server, wiring
-from workbench.errors import BadInput, WorkbenchError
+from workbench import cli, publish
+from workbench.answers import collectives, probe, wiring
+from workbench.experiment import communication, plans, profile, runlog
+from workbench.predict import preflight
+from workbench.run import lab, provenance, recording
+from workbench.serving import gpus, server, server_log
+from workbench.experiment.errors import BadInput, WorkbenchError
 from workbench.replay import NOTEBOOKS, PLANS, missing
-from workbench.runlog import Block, RunLog
-from workbench.stopping import STOPPED
+from workbench.experiment.runlog import Block, RunLog
+from workbench.judge.stopping import STOPPED
 
 MACHINE = re.compile(r"(?<![\w.])[~/](root|home|tmp|usr|data|mnt|work|opt|var|\.cache|\.pyenv)/")
 
@@ -23,7 +28,7 @@ def nothing_is_measured(monkeypatch):
         raise AssertionError("a server was started, or the machine was looked at")
 
     for module, function in ((server, "serve"), (preflight, "check"), (probe, "installed"), (provenance, "collect"),
-                             (communication, "facts")):
+                             (gpus, "facts")):
         monkeypatch.setattr(module, function, started)
 
 
@@ -105,7 +110,7 @@ def test_it_replays_where_neither_pair_nor_prompts_exist(run, tmp_path, capsys):
     assert wiring.check(found) == {"ok": None, "sentence": "Not checked when this was recorded."}
     assert probe.answer(probe.of(found)) == "Not answered when this was recorded." and probe.table(None).empty and found.preflight() == []
     assert found.find("draft_tp", "new", 3) == 3 and found.finding("new") is None
-    assert communication.of(found) == communication.Facts("cpu", 2)
+    assert collectives.facts(found) == communication.Facts("cpu", 2)
     # Opened again, as each notebook does, and by its folder.
     assert lab.open_lab(found.folder / "profile.json", found.folder).recording == lab.reopen(found.folder).recording == "kept"
     assert cli.main(["report", str(found.folder)]) in (0, 3) and json.loads((found.folder / "verdict.json").read_text())["source"] == "recorded"
@@ -220,14 +225,14 @@ def test_figures_are_compared_and_words_are_not():
 
 
 def test_paths_become_public():
-    assert logs.without_paths("at /srv/x/fixtures/tiny/target, tokens/s, http://127.0.0.1:1/a/b and ./a/b") == \
+    assert server_log.without_paths("at /srv/x/fixtures/tiny/target, tokens/s, http://127.0.0.1:1/a/b and ./a/b") == \
         "at ./fixtures/tiny/target, tokens/s, http://127.0.0.1:1/a/b and ./a/b"
-    assert logs.without_paths("~/.cache/e/lib/python3.11/site-packages/a/b.py '/model/x' 3/4 a:/b/c") == "a/b.py '.../x' 3/4 a:.../c"
+    assert server_log.without_paths("~/.cache/e/lib/python3.11/site-packages/a/b.py '/model/x' 3/4 a:/b/c") == "a/b.py '.../x' 3/4 a:.../c"
 
 
 def test_a_log_is_cut_in_its_middle(tmp_path):
     (tmp_path / "a.log").write_text("".join(f"line {n}\n" for n in range(500)))
-    told = logs.trimmed(tmp_path / "a.log", 10, 5).splitlines()
+    told = server_log.trimmed(tmp_path / "a.log", 10, 5).splitlines()
     assert len(told) == 16 and told[9:11] == ["line 9", "[485 lines are left out here]"] and told[-1] == "line 499"
 
 

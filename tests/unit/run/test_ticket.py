@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from workbench import running
-from workbench.errors import BadInput
+from workbench.run import ticket
+from workbench.experiment.errors import BadInput
 
 
 @pytest.fixture
@@ -19,44 +19,44 @@ def process():
 
 
 def test_a_run_is_found_while_its_process_lives_and_not_after(process, tmp_path):
-    running.write(tmp_path / "a-run", running.of_process(process.pid))
-    assert running.alive(tmp_path) == tmp_path / "a-run"
+    ticket.write(tmp_path / "a-run", ticket.of_process(process.pid))
+    assert ticket.alive(tmp_path) == tmp_path / "a-run"
     process.kill()
     time.sleep(0.2)         # dead, and not yet waited for by its parent
-    assert running.alive(tmp_path) is None and not running.read(tmp_path / "a-run").alive
+    assert ticket.alive(tmp_path) is None and not ticket.read(tmp_path / "a-run").alive
 
 
 def test_a_later_process_of_the_same_number_is_not_the_run(process, tmp_path):
-    real = running.of_process(process.pid)
-    running.write(tmp_path / "run", running.Ticket(real.pid, real.started - 1))
-    assert running.alive(tmp_path) is None
+    real = ticket.of_process(process.pid)
+    ticket.write(tmp_path / "run", ticket.Ticket(real.pid, real.started - 1))
+    assert ticket.alive(tmp_path) is None
 
 
 def test_a_second_replay_on_a_folder_is_refused_and_names_the_first(process, tmp_path):
-    running.write(tmp_path, running.of_process(process.pid))
+    ticket.write(tmp_path, ticket.of_process(process.pid))
     with pytest.raises(BadInput, match=f"is being measured by process {process.pid}"):
-        with running.Claim(tmp_path):
+        with ticket.Claim(tmp_path):
             pass
-    assert running.read(tmp_path).pid == process.pid
+    assert ticket.read(tmp_path).pid == process.pid
 
 
 def test_a_claim_says_where_it_is_and_how_it_ended(tmp_path):
-    with running.Claim(tmp_path) as claim:
+    with ticket.Claim(tmp_path) as claim:
         claim.at("04_draft_tp", 4, 8)
-        assert running.read(tmp_path) == running.Ticket(os.getpid(), running.of_process(os.getpid()).started, "04_draft_tp", 4, 8)
-        assert running.alive(tmp_path.parent) == tmp_path
+        assert ticket.read(tmp_path) == ticket.Ticket(os.getpid(), ticket.of_process(os.getpid()).started, "04_draft_tp", 4, 8)
+        assert ticket.alive(tmp_path.parent) == tmp_path
         claim.ended(3)
-    assert running.read(tmp_path).ended == 3 and running.alive(tmp_path.parent) is None
+    assert ticket.read(tmp_path).ended == 3 and ticket.alive(tmp_path.parent) is None
 
 
 def test_a_claim_that_breaks_ends_as_failed_and_frees_the_folder(tmp_path):
-    with pytest.raises(RuntimeError), running.Claim(tmp_path):
+    with pytest.raises(RuntimeError), ticket.Claim(tmp_path):
         raise RuntimeError
-    assert running.read(tmp_path).ended == 1
-    with running.Claim(tmp_path):
+    assert ticket.read(tmp_path).ended == 1
+    with ticket.Claim(tmp_path):
         pass
 
 
 def test_a_damaged_ticket_is_none(tmp_path):
-    (tmp_path / running.TICKET).write_text("{")
-    assert running.read(tmp_path) is None and running.read(tmp_path / "nowhere") is None
+    (tmp_path / ticket.TICKET).write_text("{")
+    assert ticket.read(tmp_path) is None and ticket.read(tmp_path / "nowhere") is None

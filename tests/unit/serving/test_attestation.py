@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from workbench import attestation
-from workbench.arms import Arm
-from workbench.profile import Speculation
-from workbench.runlog import Request
+from workbench.serving import attestation
+from workbench.experiment.arms import Arm
+from workbench.experiment.profile import Speculation
+from workbench.experiment.runlog import Request
 
 CONFIG = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "hidden_size": 128}
 

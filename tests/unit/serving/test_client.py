@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 from aiohttp import web
 
-from workbench import client
-from workbench.errors import Hung, ServerFailed
+from workbench.serving import client
+from workbench.experiment.errors import Hung, ServerFailed
 
 PROMPTS = [{"id": "p0", "input_ids": [1]}, {"id": "p1", "input_ids": [2]}]
 

@@ -3,27 +3,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
+import fake_gpus
 import pytest
 
-from workbench import locks, preflight, profile
-from workbench.errors import BadInput
-from workbench.profile import ROOT
+from workbench.experiment import profile
+from workbench.predict import preflight
+from workbench.serving import gpu_locks, gpus
+from workbench.experiment.errors import BadInput
+from workbench.experiment.profile import ROOT
 
-GPUS = [("GPU-a", "0"), ("GPU-b", "1"), ("GPU-c", "2"), ("GPU-d", "3")]
+GPUS = ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine of four GPUs, as nvidia-smi would say it."""
-    def smi(command, **_):
-        shown = next((word.removeprefix("--id=").split(",") for word in command if word.startswith("--id=")), [i for _, i in GPUS])
-        return SimpleNamespace(stdout="".join(f"{uuid}, {index}\n" for uuid, index in GPUS if index in shown))
-
-    monkeypatch.setattr(locks.subprocess, "run", smi)
-    monkeypatch.setattr(locks, "FOLDER", tmp_path)
-    monkeypatch.setattr(locks, "GIVES_WAY_WITHIN_S", 10)
+    """A machine of four GPUs."""
+    fake_gpus.install(monkeypatch, GPUS)
+    monkeypatch.setattr(gpu_locks, "FOLDER", tmp_path)
+    monkeypatch.setattr(gpu_locks, "GIVES_WAY_WITHIN_S", 10)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 
@@ -36,29 +34,37 @@ def asks(tp: int, visible: str | None = None, **flags) -> profile.Profile:
 
 def held_elsewhere(folder, hold: str = "print('held', flush=True); time.sleep(600)") -> subprocess.Popen:
     """Another process that holds GPU-b for its run."""
-    code = ("import sys, time, subprocess; from pathlib import Path; from workbench import locks\n"
-            f"with locks._lock(Path({str(folder / 'draft-tp-workbench-GPU-b.lock')!r}), Path('/runs/theirs'), None) as file:\n    {hold}")
+    code = ("import sys, time, subprocess; from pathlib import Path; from workbench.serving import gpu_locks\n"
+            f"with gpu_locks._lock(Path({str(folder / 'draft-tp-workbench-GPU-b.lock')!r}), Path('/runs/theirs'), None) as file:\n    {hold}")
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert other.stdout.readline() == "held\n"
     return other
 
 
+def taken(profile: profile.Profile) -> list[str]:
+    return [gpu.uuid for gpu in gpus.ours(profile)]
+
+
 def test_which_gpus_a_profile_takes(machine):
-    assert locks.gpus(asks(2)) == {"GPU-a": "0", "GPU-b": "1"}
-    assert locks.gpus(asks(2, "2,3")) == {"GPU-c": "2", "GPU-d": "3"}
-    assert locks.gpus(asks(2, **{"base-gpu-id": 1, "gpu-id-step": 2})) == {"GPU-b": "1", "GPU-d": "3"}
-    assert locks.gpus(profile.load("cpu-tiny")) == {}                       # runs of the CPU engine may share the machine
+    assert taken(asks(2)) == ["GPU-a", "GPU-b"]
+    assert taken(asks(2, "2,3")) == ["GPU-c", "GPU-d"]
+    assert taken(asks(2, "3,1")) == ["GPU-d", "GPU-b"]                          # in the order in which they are named
+    assert taken(asks(2, "GPU-c,GPU-a")) == ["GPU-c", "GPU-a"]
+    assert taken(asks(2, "GPU-d,GPU-b,GPU-a", **{"base-gpu-id": 1})) == ["GPU-b", "GPU-a"]
+    assert taken(asks(2, "1,9,2")) == ["GPU-b"] and taken(asks(2, "")) == taken(asks(2, "-1,0")) == []      # as CUDA reads it
+    assert taken(asks(2, **{"base-gpu-id": 1, "gpu-id-step": 2})) == ["GPU-b", "GPU-d"]
+    assert taken(profile.load("cpu-tiny")) == []                                # runs of the CPU engine may share the machine
 
 
 def test_a_gpu_of_another_run_is_refused_by_its_name_before_anything_is_started(machine):
     other = held_elsewhere(machine)
     try:
         words = rf"GPU 1 is in use by the run in /runs/theirs \(process {other.pid}\); wait for it, or name other GPUs"
-        with pytest.raises(BadInput, match=words), locks.held(asks(2), machine / "ours"):
+        with pytest.raises(BadInput, match=words), gpu_locks.held(asks(2), machine / "ours"):
             pass
         found = list(preflight.unlocked(asks(2)))
         assert [(c.status, c.name) for c in found] == [("refused", "tp")] and "/runs/theirs" in found[0].detail
-        with locks.held(asks(2, "2,3"), machine / "ours"):                  # others are free
+        with gpu_locks.held(asks(2, "2,3"), machine / "ours"):                  # others are free
             pass
     finally:
         other.kill()
@@ -67,13 +73,13 @@ def test_a_gpu_of_another_run_is_refused_by_its_name_before_anything_is_started(
 
 def test_a_refusal_lets_go_of_what_it_had_taken(machine):
     other = held_elsewhere(machine)
-    with pytest.raises(BadInput), locks.held(asks(2), machine / "ours"):
+    with pytest.raises(BadInput), gpu_locks.held(asks(2), machine / "ours"):
         pass
     other.kill()
     other.communicate()
-    with locks.held(asks(2), machine / "ours") as files:
-        assert len(files) == 2 and locks.holders(asks(2)).keys() == {"0", "1"}
-    assert locks.holders(asks(2)) == {} == {c.name: c for c in preflight.unlocked(asks(2))}
+    with gpu_locks.held(asks(2), machine / "ours") as files:
+        assert len(files) == 2 and gpu_locks.holders(asks(2)).keys() == {0, 1}
+    assert gpu_locks.holders(asks(2)) == {} == {c.name: c for c in preflight.unlocked(asks(2))}
 
 
 def test_the_lock_of_a_run_that_was_killed_lives_as_long_as_its_keeper(machine):
@@ -81,9 +87,9 @@ def test_the_lock_of_a_run_that_was_killed_lives_as_long_as_its_keeper(machine):
     other = held_elsewhere(machine, "subprocess.Popen(['sleep', '2'], pass_fds=[file]); print('held', flush=True); time.sleep(600)")
     other.kill()
     other.wait()
-    assert locks.holders(asks(2)) == {}                 # about to be free: no reason to refuse
-    with open(locks._file("GPU-b")) as file, pytest.raises(BlockingIOError):
-        locks.fcntl.flock(file, locks.fcntl.LOCK_EX | locks.fcntl.LOCK_NB)
-    with locks.held(asks(2), machine / "ours"):
-        assert "ours" in locks._file("GPU-b").read_text()
+    assert gpu_locks.holders(asks(2)) == {}                 # about to be free: no reason to refuse
+    with open(gpu_locks._file("GPU-b")) as file, pytest.raises(BlockingIOError):
+        gpu_locks.fcntl.flock(file, gpu_locks.fcntl.LOCK_EX | gpu_locks.fcntl.LOCK_NB)
+    with gpu_locks.held(asks(2), machine / "ours"):
+        assert "ours" in gpu_locks._file("GPU-b").read_text()
     other.stdout.close()

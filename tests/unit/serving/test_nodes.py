@@ -3,16 +3,20 @@ import os
 import sys
 import time
 
+import fake_gpus
 import pytest
 
 from tests.simulated import PROFILE, records
-from workbench import keeper, nodes, preflight, profile, report, server
-from workbench.arms import Arm
-from workbench.attestation import faults
-from workbench.errors import BadInput, ServerFailed
-from workbench.profile import ROOT, Node
-from workbench.runlog import NodeStart, Start
-from workbench.server import Part
+from workbench.experiment import profile
+from workbench.predict import preflight
+from workbench.report import report
+from workbench.serving import nodes, server, supervisor
+from workbench.experiment.arms import Arm
+from workbench.serving.attestation import faults
+from workbench.experiment.errors import BadInput, ServerFailed
+from workbench.experiment.profile import ROOT, Node
+from workbench.experiment.runlog import NodeStart, Start
+from workbench.serving.server import Part
 
 # In each process of these tests another server's.
 FAR = f"far-server-{os.getpid()}"
@@ -42,7 +46,7 @@ def test_a_number_stands_for_as_many_on_loopback_and_survives_being_written_down
 def test_a_server_on_one_node_is_started_as_ever():
     [part] = server.plan(spread(1), Arm("shared"), port=7, server="x").parts
     assert not {"--nnodes", "--node-rank", "--dist-init-addr"} & set(part.command) and "GLOO_SOCKET_IFNAME" not in part.environment
-    assert nodes.keeper(part.node, part.environment, part.command) == ((sys.executable, "-m", "workbench.keeper", *part.command), part.environment)
+    assert nodes.keeper(part.node, part.environment, part.command) == ((sys.executable, "-m", "workbench.serving.supervisor", *part.command), part.environment)
     assert list(nodes.check(spread(1))) == []
 
 
@@ -83,7 +87,7 @@ def test_nodes_of_gpus_are_machines_that_can_be_reached(monkeypatch):
     assert checked([{"name": "a"}, {"name": "b", "reach": ["ssh", "b"]}])[0] == ("warned", "begin with 127.0.0.1, which only this machine can reach")
     # Only the ranks of this node need a GPU here.
     two = spread([{"name": "a", "address": "10.0.0.1"}, {"name": "b", "reach": ["ssh", "b"]}]).model_copy(update={"engine": "cuda"})
-    monkeypatch.setattr(preflight, "gpus", lambda visible=None: [80 << 30])
+    fake_gpus.install(monkeypatch, ["GPU-a"], [80 << 30])
     assert said(preflight.check(two), "engine") == [("passed", "cuda: 1 devices of this node with at least 80.00 GiB free each")]
 
 
@@ -120,8 +124,8 @@ def test_a_node_is_reached_by_one_shell_command_and_its_keeper_ends_with_the_pip
         time.sleep(0.05)
     assert (tmp_path / "log").read_text() == "it's \"odd\" $HOME a 'quoted' $word\n"
     said, _ = kept.communicate(timeout=30)
-    assert keeper.account(said)["left"] == [] and kept.returncode == 0
-    assert keeper.processes(FAR) == []
+    assert supervisor.account(said)["left"] == [] and kept.returncode == 0
+    assert supervisor.processes(FAR) == []
 
 
 def test_a_node_that_dies_ends_the_server_with_its_own_log(tmp_path, monkeypatch):
@@ -134,7 +138,7 @@ def test_a_node_that_dies_ends_the_server_with_its_own_log(tmp_path, monkeypatch
         with server.serve(spread(2), Arm("shared"), tmp_path / "x.log"):
             pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x-node-1.log", "x.log"]
-    assert keeper.processes(FAR) == []
+    assert supervisor.processes(FAR) == []
 
 
 def test_the_report_names_the_nodes():

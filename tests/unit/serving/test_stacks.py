@@ -5,13 +5,13 @@ import subprocess
 import sys
 import time
 
-from workbench import keeper, stacks
+from workbench.serving import stacks, supervisor
 
 CODE = "import sys, time\ndef waits_for_the_other_rank():\n    print('up', flush=True)\n    time.sleep(600)\nwaits_for_the_other_rank()"
 
 
 def stand_in(name: str) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, text=True, env={**os.environ, keeper.MARKER: name})
+    process = subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, text=True, env={**os.environ, supervisor.MARKER: name})
     assert process.stdout.readline() == "up\n"
     return process
 

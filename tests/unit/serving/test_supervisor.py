@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workbench import keeper, server
-from workbench.profile import ROOT, Node
+from workbench.serving import server, supervisor
+from workbench.experiment.profile import ROOT, Node
 
 # A server is found by its name, so that it is another's in each process of these tests, which go side by side.
 NAME = f"stand-in-{os.getpid()}"
@@ -79,18 +79,18 @@ def gone(processes: list[psutil.Process]) -> bool:
 def test_every_process_ends_whatever_it_did_to_itself_and_the_account_is_in_the_log(tmp_path):
     kept_by, log = tree(tmp_path)
     there = family(kept_by.pid)
-    assert len(keeper.processes(NAME)) >= len(WORKERS)            # the renamed one too; the one without environment is not among them
+    assert len(supervisor.processes(NAME)) >= len(WORKERS)            # the renamed one too; the one without environment is not among them
     said, _ = kept_by.communicate(timeout=30)
     assert gone(there) and kept_by.returncode == 0
-    told = keeper.account(said)
-    assert told == keeper.account(log.read_text())
+    told = supervisor.account(said)
+    assert told == supervisor.account(log.read_text())
     assert (told["why"], told["status"], told["left"], told["port_free"]) == ("released", -signal.SIGTERM, [], True)
     assert {p.pid for p in there} <= set(told["ended"]) and 0 < told["seconds"] < 20
 
 
 def test_a_starter_that_is_killed_takes_its_server_along(tmp_path):
     """kill -9 of whoever holds the pipe, as of a notebook's kernel."""
-    code = ("import sys, time; sys.path.insert(0, 'tests/unit'); from pathlib import Path; import test_keeper as t; "
+    code = ("import sys, time; sys.path.insert(0, 'tests/unit/serving'); from pathlib import Path; import test_supervisor as t; "
             f"kept_by, _ = t.tree(Path({str(tmp_path)!r})); print(kept_by.pid, flush=True); time.sleep(600)")
     starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
     pid = int(starter.stdout.readline())
@@ -98,7 +98,7 @@ def test_a_starter_that_is_killed_takes_its_server_along(tmp_path):
     starter.kill()
     starter.communicate()
     until(lambda: gone(there))
-    assert keeper.account((tmp_path / "server.log").read_text())["why"] == "released"
+    assert supervisor.account((tmp_path / "server.log").read_text())["why"] == "released"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -107,17 +107,17 @@ def test_a_keeper_that_is_told_to_end_ends_its_server_first(number, tmp_path):
     there = family(kept_by.pid)
     kept_by.send_signal(number)
     said = kept_by.stdout.read()
-    assert kept_by.wait(30) == 0 and gone(there) and keeper.account(said)["why"] == "signalled"
+    assert kept_by.wait(30) == 0 and gone(there) and supervisor.account(said)["why"] == "signalled"
 
 
 def test_a_keeper_that_is_killed_takes_the_launcher_along_and_the_rest_is_ended_by_its_starter(tmp_path, caplog):
     kept_by, log = tree(tmp_path)
-    there, marked, launcher = family(kept_by.pid), keeper.processes(NAME), psutil.Process(kept_by.pid).children()[0]
+    there, marked, launcher = family(kept_by.pid), supervisor.processes(NAME), psutil.Process(kept_by.pid).children()[0]
     kept_by.kill()
     kept_by.wait()
     until(lambda: gone([launcher]))
     server._release([kept_by], server.Launch(NAME, 1, (), None))
-    assert gone(marked) and keeper.account(log.read_text()) is None
+    assert gone(marked) and supervisor.account(log.read_text()) is None
     assert "was ended before its server" in caplog.text
     for unmarked in set(there) - set(marked):       # without its environment and without a keeper nobody knows whose it was
         if unmarked.is_running():
@@ -128,7 +128,7 @@ def test_a_server_that_dies_by_itself_is_told(tmp_path):
     kept_by = server._keep(NAME, server.Part(Node(name="here"), (sys.executable, "-c", "raise SystemExit(7)"), {}), tmp_path / "log")
     kept_by.wait(30)
     said = kept_by.stdout.read()
-    assert {k: v for k, v in keeper.account(said).items() if k in ("why", "status", "left")} == {"why": "died", "status": 7, "left": []}
+    assert {k: v for k, v in supervisor.account(said).items() if k in ("why", "status", "left")} == {"why": "died", "status": 7, "left": []}
 
 
 def test_a_port_that_somebody_else_holds_is_told(tmp_path):
@@ -138,16 +138,16 @@ def test_a_port_that_somebody_else_holds_is_told(tmp_path):
         port = other.getsockname()[1]
         kept_by = server._keep(NAME, server.Part(Node(name="here"), (sys.executable, "-c", ""), {}, port), tmp_path / "log")
         said, _ = kept_by.communicate(timeout=30)
-    assert keeper.account(said)["port_free"] is False
+    assert supervisor.account(said)["port_free"] is False
 
 
 def test_a_full_disk_does_not_keep_a_keeper_from_its_work(tmp_path):
     kept_by = server._keep(NAME, server.Part(Node(name="here"), (sys.executable, "-c", "import time; time.sleep(600)"), {}), Path("/dev/full"))
-    until(lambda: keeper.processes(NAME))
+    until(lambda: supervisor.processes(NAME))
     said, _ = kept_by.communicate(timeout=30)
-    assert keeper.account(said)["left"] == [] and keeper.processes(NAME) == []
+    assert supervisor.account(said)["left"] == [] and supervisor.processes(NAME) == []
 
 
 def test_an_account_is_the_last_of_its_kind():
     lines = ["x", 'keeper: {"why": "died"}', 'keeper: {"why": "released"}', "y"]
-    assert keeper.account("\n".join(lines))["why"] == "released" and keeper.account("x") is None
+    assert supervisor.account("\n".join(lines))["why"] == "released" and supervisor.account("x") is None

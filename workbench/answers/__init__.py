@@ -1,0 +1,1 @@
+"""One module a notebook, and what they share: tables, charts' data and the last sentence."""

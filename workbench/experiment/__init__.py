@@ -1,0 +1,1 @@
+"""What is to be measured, and what was: arms, profile, plans, run log."""

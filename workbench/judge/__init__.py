@@ -1,0 +1,1 @@
+"""From the run log to the verdict, or to the reasons why there is none."""

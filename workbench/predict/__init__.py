@@ -1,0 +1,1 @@
+"""What can be known before a server is started: does it fit, and what will it take."""

@@ -1,0 +1,1 @@
+"""Tables, charts and HTML from a verdict, whoever made it."""
