@@ -9,8 +9,9 @@ PINS := requirements.txt requirements-cpu.txt requirements-cpu-nodeps.txt
 KEY := $(shell { cat $(PINS); $(PYTHON) -c 'import sys, platform; print(sys.version, platform.machine())'; } | sha256sum | cut -c1-16)
 BASE := $(CACHE)/$(KEY)
 BIN := .venv/bin
+CODE := workbench tests fixtures/training
 
-.PHONY: env replay test lab pictures clean
+.PHONY: env replay test lint lab docs pictures clean
 env: .venv/ready-$(KEY)
 
 $(BASE)/ready:
@@ -36,6 +37,10 @@ replay: env
 # Tests of whole runs go one by one in one process, those of servers in a second one, and the others after them (tests/conftest.py).
 test: env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+
+lint: env
+	$(BIN)/python -m ruff check $(CODE)
+	$(BIN)/python -m ruff format --check $(CODE)
 
 lab: env
 	JUPYTER_PATH=$(BASE)/share/jupyter JUPYTERLAB_DIR=$(BASE)/share/jupyter/lab JUPYTER_CONFIG_PATH=$(BASE)/etc/jupyter \

@@ -1,11 +1,15 @@
-"""SGLang is imported once for all tests that start servers, as it is for all servers of a run; under pytest-xdist in each process."""
+"""SGLang is imported once for all tests that start servers, as it is for all servers of a run;
+under pytest-xdist in each process.
+"""
+
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from workbench.experiment import profile
 from workbench.serving import server
 
-# Their tests share fixtures and go one by one: whole runs in one process, single servers in the other.
+# Their tests share fixtures and go one by one: whole runs in one process, single servers in the
+# other.
 ONE_BY_ONE = {"tests/browser/": "runs", "tests/notebooks/": "runs", "tests/engine/": "servers"}
 
 
@@ -16,10 +20,14 @@ def imported_once():
 
 
 class Scheduling(LoadScopeScheduling):
-    """The two kinds of tests that use servers begin first, and whichever process is done takes the rest singly."""
+    """The two kinds of tests that use servers begin first, and whichever process is done takes the
+    rest singly.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((kind for folder, kind in ONE_BY_ONE.items() if nodeid.startswith(folder)), nodeid)
+        return next(
+            (kind for folder, kind in ONE_BY_ONE.items() if nodeid.startswith(folder)), nodeid
+        )
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:

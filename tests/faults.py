@@ -1,7 +1,10 @@
-"""Plant a fault in a run that goes on as a person started it, and see what became of its processes, its port, its log and its words.
+"""Plant a fault in a run that goes on as a person started it, and see what became of its processes,
+its port, its log and its words.
 
-``FAULTS=fixtures/faults.json make test ARGS=tests/engine/test_faults.py`` measures; ``python tests/faults.py`` prints README's table of it.
+``FAULTS=fixtures/faults.json make test ARGS=tests/engine/test_faults.py`` measures; ``python
+tests/faults.py`` prints README's table of it.
 """
+
 from __future__ import annotations
 
 import json
@@ -19,20 +22,38 @@ from typing import Any
 import psutil
 
 from workbench.experiment import profile, runlog
-from workbench.run import provenance
-from workbench.serving import forkserver, supervisor
 from workbench.experiment.profile import ROOT
 from workbench.experiment.runlog import Block, Failure, Line, Start
+from workbench.run import provenance
+from workbench.serving import forkserver, supervisor
 
 MARKER = "DRAFT_TP_FAULT_TEST"
-# One short experiment of plain servers: twice 2 blocks after 2 warm-ups, and for measure 4 single answers that are compared.
-SHORT = ("starts=1", "pairs=1", "blocks_per_start=2", "parity_prompts=1", "arms=[none]", "at_once=1")
+# One short experiment of plain servers: twice 2 blocks after 2 warm-ups, and for measure 4 single
+# answers that are compared.
+SHORT = (
+    "starts=1",
+    "pairs=1",
+    "blocks_per_start=2",
+    "parity_prompts=1",
+    "arms=[none]",
+    "at_once=1",
+)
 BLOCKS = {"measure": 10, "replay": 6}
 VICTIMS: dict[str, Callable[[list[str]], bool]] = {
     "kernel": lambda words: "ipykernel_launcher" in words,
-    "keeper": lambda words: "workbench.serving.supervisor" in words and "sglang.launch_server" in words,
-    "keeper of the machine's measurement": lambda words: "workbench.serving.supervisor" in words and "workbench.engine.machine_bench" in words,
-    "launcher": lambda words: "sglang.launch_server" in words and "workbench.serving.supervisor" not in words,     # it is the tokenizer and HTTP process too
+    "keeper": (
+        lambda words: "workbench.serving.supervisor" in words and "sglang.launch_server" in words
+    ),
+    "keeper of the machine's measurement": (
+        lambda words: (
+            "workbench.serving.supervisor" in words and "workbench.engine.machine_bench" in words
+        )
+    ),
+    "launcher": (
+        lambda words: (
+            "sglang.launch_server" in words and "workbench.serving.supervisor" not in words
+        )
+    ),  # it is the tokenizer and HTTP process too
     "nursery": lambda words: "workbench.serving.forkserver" in words,
     "detokenizer": lambda words: words[0].startswith("sglang::detokenizer"),
     "replay": lambda words: "workbench.cli" in words,
@@ -45,7 +66,8 @@ VICTIMS: dict[str, Callable[[list[str]], bool]] = {
 class Fault:
     """A fault in a phase of a run: the signal that a process gets, or what the name says.
 
-    status, words: what the command ends with, a regular expression. happens: the same for README.
+    status, words: what the command ends with, a regular expression.
+    happens: the same for README.
     """
 
     victim: str
@@ -59,13 +81,21 @@ class Fault:
 
     @property
     def name(self) -> str:
-        verb = {signal.SIGKILL: "kill -9 of the ", signal.SIGSTOP: "SIGSTOP of the "}.get(self.number, "") if self.victim in VICTIMS else ""
+        verb = (
+            {signal.SIGKILL: "kill -9 of the ", signal.SIGSTOP: "SIGSTOP of the "}.get(
+                self.number, ""
+            )
+            if self.victim in VICTIMS
+            else ""
+        )
         return f"{verb}{self.victim} in {self.phase}".replace("the rank", "rank")
 
 
 @dataclass
 class Run:
-    """A command of the workbench under watch. seen: every process that was ever found to belong to it."""
+    """A command of the workbench under watch. seen: every process that was ever found to belong to
+    it.
+    """
 
     folder: Path
     arguments: tuple[str, ...]
@@ -73,19 +103,34 @@ class Run:
     seen: dict[int, psutil.Process] = field(default_factory=dict)
     addresses: set[str] = field(default_factory=set)
     at: float | None = None
-    kept: int = 0       # blocks in the log when it was struck
+    kept: int = 0  # blocks in the log when it was struck
 
     def __enter__(self) -> Run:
         self.mark, self.out = uuid.uuid4().hex, self.folder.with_suffix(".said")
-        own = {key: value for key, value in os.environ.items() if key != forkserver.VARIABLE}       # a nursery of its own, as a person's run has
-        command = [sys.executable, "-m", "workbench.cli", *self.arguments, "--out", str(self.folder)]
+        own = {
+            key: value for key, value in os.environ.items() if key != forkserver.VARIABLE
+        }  # a nursery of its own, as a person's run has
+        command = [
+            sys.executable,
+            "-m",
+            "workbench.cli",
+            *self.arguments,
+            "--out",
+            str(self.folder),
+        ]
         with open(self.out, "w") as out:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-                                            env=own | {**self.environment, MARKER: self.mark})
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=own | {**self.environment, MARKER: self.mark},
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.mine():         # a test that fails leaves nothing either
+        for process in self.mine():  # a test that fails leaves nothing either
             process.kill()
         self.process.wait()
 
@@ -105,17 +150,27 @@ class Run:
         return [r for r in self.records if isinstance(r, Failure)]
 
     def mine(self) -> list[psutil.Process]:
-        """The live processes of the run: those marked, those that descend from them, and those that once did."""
+        """The live processes of the run: those marked, those that descend from them, and those that
+        once did.
+        """
         mark = f"{MARKER}={self.mark}".encode()
         for process in map(_process, psutil.pids()):
             try:
-                if process and process.pid not in self.seen and mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                if (
+                    process
+                    and process.pid not in self.seen
+                    and mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                ):
                     self.seen[process.pid] = process
             except OSError:
                 continue
         for process in list(self.seen.values()):
             try:
-                self.seen |= {child.pid: child for child in process.children(recursive=True) if child.pid not in self.seen}
+                self.seen |= {
+                    child.pid: child
+                    for child in process.children(recursive=True)
+                    if child.pid not in self.seen
+                }
                 if "workbench.serving.supervisor" in (words := process.cmdline()):
                     self.addresses.add(words[words.index("workbench.serving.supervisor") + 3])
             except psutil.Error:
@@ -132,24 +187,38 @@ class Run:
         return None
 
     def reached(self, phase: str) -> bool:
-        """start: a server is being started; warmup: it is up; block: a block that counts is in the log; stop: all blocks are."""
+        """start: a server is being started; warmup: it is up; block: a block that counts is in the
+        log; stop: all blocks are.
+        """
         if phase == "start":
             return True
         if phase == "warmup":
             return any(isinstance(r, Start) for r in self.records)
-        return len(self.blocks("measure")) >= 1 if phase == "block" else len(self.blocks()) >= BLOCKS[self.arguments[0]]
+        return (
+            len(self.blocks("measure")) >= 1
+            if phase == "block"
+            else len(self.blocks()) >= BLOCKS[self.arguments[0]]
+        )
 
     def until(self, holds: Callable[[], object], within_s: float = 120, each_s: float = 0.05):
         end = time.monotonic() + within_s
         while not (found := holds()):
-            assert time.monotonic() < end and self.process.poll() is None, f"this did not come in {within_s:g} s:\n{self.said[-3000:]}"
+            assert time.monotonic() < end and self.process.poll() is None, (
+                f"this did not come in {within_s:g} s:\n{self.said[-3000:]}"
+            )
             time.sleep(each_s)
         return found
 
     def strike(self, fault: Fault) -> None:
-        """Send a process its signal as soon as it is there and the phase is reached; where it is the command itself, once a server starts."""
+        """Send a process its signal as soon as it is there and the phase is reached; where it is
+        the command itself, once a server starts.
+        """
         self.until(lambda: self.victim("launcher" if fault.victim == "replay" else fault.victim))
-        if fault.phase == "stop":       # a server is gone within a second of its last block, and it takes a tenth to look for a process
+        if (
+            fault.phase == "stop"
+            # a server is gone within a second of its last block, and it takes a tenth to look for a
+            # process
+        ):
             self.until(lambda: len(self.blocks()) >= BLOCKS[self.arguments[0]] - 1)
             victim = self.until(lambda: self.victim(fault.victim))
             self.until(lambda: self.reached("stop"), each_s=0.005)
@@ -172,14 +241,25 @@ class Run:
         while (left := self.mine()) and time.monotonic() < end:
             time.sleep(0.05)
         gone, at = time.monotonic(), self.at or told
-        ports = [(host, int(port)) for host, _, port in (address.rpartition(":") for address in self.addresses) if host]
-        return Ended(self.process.poll(), round(told - at, 1), round(gone - at, 1), [" ".join(p.cmdline())[:80] for p in left],
-                     [port for host, port in ports if not supervisor.port_is_free(port, host)])
+        ports = [
+            (host, int(port))
+            for host, _, port in (address.rpartition(":") for address in self.addresses)
+            if host
+        ]
+        return Ended(
+            self.process.poll(),
+            round(told - at, 1),
+            round(gone - at, 1),
+            [" ".join(p.cmdline())[:80] for p in left],
+            [port for host, port in ports if not supervisor.port_is_free(port, host)],
+        )
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended. told_s, gone_s: seconds from the fault to the end of the command, and of the last process of the run."""
+    """How a run ended. told_s, gone_s: seconds from the fault to the end of the command, and of the
+    last process of the run.
+    """
 
     status: int | None
     told_s: float
@@ -189,30 +269,54 @@ class Ended:
 
 
 def measured(fault: Fault, run: Run, ended: Ended) -> dict[str, Any]:
-    """What became of one fault. kept: blocks in the log at the fault, all of which it holds afterwards (the tests see to that)."""
-    return {"fault": fault.name, "happens": fault.happens, "status": ended.status, "told_s": ended.told_s, "gone_s": ended.gone_s, "kept": run.kept,
-            "of": BLOCKS[fault.command]}
+    """What became of one fault. kept: blocks in the log at the fault, all of which it holds
+    afterwards (the tests see to that).
+    """
+    return {
+        "fault": fault.name,
+        "happens": fault.happens,
+        "status": ended.status,
+        "told_s": ended.told_s,
+        "gone_s": ended.gone_s,
+        "kept": run.kept,
+        "of": BLOCKS[fault.command],
+    }
 
 
 def document(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The measurements with where they come from."""
     facts = provenance.collect(profile.load("cpu-tiny"))
-    return {"about": "Measured by tests/engine/test_faults.py on servers of the CPU engine, two runs at a time.",
-            **{key: facts[key] for key in ("time", "machine", "workbench_sources")},
-            "sglang": facts["versions"].get("sglang"), "faults": list(told)}
+    return {
+        "about": (
+            "Measured by tests/engine/test_faults.py on servers of the CPU engine, two runs at a"
+            " time."
+        ),
+        **{key: facts[key] for key in ("time", "machine", "workbench_sources")},
+        "sglang": facts["versions"].get("sglang"),
+        "faults": list(told),
+    }
 
 
 def table(found: Mapping[str, Any]) -> str:
     """README's table."""
-    rows = ["| fault | what happens | exit status | command ended after | last process gone after | in the log by then |",
-            "|---|---|---|---|---|---|"]
+    rows = [
+        (
+            "| fault | what happens | exit status | command ended after | last process gone after |"
+            " in the log by then |"
+        ),
+        "|---|---|---|---|---|---|",
+    ]
     for row in found["faults"]:
         status = row["status"] if row["status"] >= 0 else f"signal {-row['status']}"
-        rows.append(f"| {row['fault']} | {row['happens']} | {status} | {row['told_s']:.1f} s | {row['gone_s']:.1f} s | "
-                    f"{row['kept']} of {row['of']} blocks |")
+        rows.append(
+            f"| {row['fault']} | {row['happens']} | {status} | {row['told_s']:.1f} s |"
+            f" {row['gone_s']:.1f} s | {row['kept']} of {row['of']} blocks |"
+        )
     machine = found["machine"]
-    rows.append(f"\nMeasured at {found['time'][:10]} on {machine['cores']} cores ({machine['processor']}), SGLang {found['sglang']}, "
-                f"workbench sources {found['workbench_sources'][:12]}.")
+    rows.append(
+        f"\nMeasured at {found['time'][:10]} on {machine['cores']} cores ({machine['processor']}),"
+        f" SGLang {found['sglang']}, workbench sources {found['workbench_sources'][:12]}."
+    )
     return "\n".join(rows)
 
 

@@ -1,4 +1,5 @@
 """Run a replay as a person does, by the command line, and keep what it said."""
+
 import json
 import subprocess
 import sys
@@ -20,6 +21,11 @@ class Replayed:
 
 
 def replay(out: Path, *arguments: str, profile: str = "cpu-tiny") -> Replayed:
-    done = subprocess.run([sys.executable, "-m", "workbench.cli", "replay", profile, "--out", str(out), *arguments], cwd=ROOT,
-                          capture_output=True, text=True, timeout=1500)
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench.cli", "replay", profile, "--out", str(out), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
     return Replayed(out, done.returncode, done.stdout + done.stderr)

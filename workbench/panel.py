@@ -1,4 +1,7 @@
-"""The panel of an interactive notebook: choose a run, start it as a process of its own, watch it, stop it."""
+"""The panel of an interactive notebook: choose a run, start it as a process of its own, watch it,
+stop it.
+"""
+
 from __future__ import annotations
 
 import asyncio
@@ -16,74 +19,131 @@ import ipywidgets as widgets
 import pandas as pd
 from IPython.display import display
 
-from workbench.judge import narrowing
-from workbench.predict import preflight
-from workbench.report import charts, tables
 from workbench.experiment import plans
-from workbench.run import ticket as tickets
-from workbench.serving import server_log
 from workbench.experiment.arms import Arm
 from workbench.experiment.checks import Check
 from workbench.experiment.errors import BadInput, WorkbenchError
-from workbench.run.lab import reopen
 from workbench.experiment.profile import ROOT, Profile, available, load
+from workbench.judge import narrowing
+from workbench.predict import preflight
 from workbench.replay import NOTEBOOKS
+from workbench.report import charts, tables
+from workbench.run import ticket as tickets
+from workbench.run.lab import reopen
+from workbench.serving import server_log
 
-EVERY_S = 1.0           # between two looks at the run's folder
+EVERY_S = 1.0  # between two looks at the run's folder
 STYLE = """<style>
 .dtw { overflow: hidden; max-width: 68em; padding: 6px 10px; }
-.dtw .widget-html, .dtw .widget-html-content { width: auto; min-width: 0; margin: 2px; overflow-x: auto; }
+.dtw .widget-html, .dtw .widget-html-content { width: auto; min-width: 0; margin: 2px;
+  overflow-x: auto; }
 .dtw .jupyter-widgets.widget-hbox { flex-flow: row wrap; overflow: visible; align-items: center; }
 .dtw .widget-checkbox { margin: 0 18px 0 6px; }
 .dtw table { border-collapse: collapse; font-size: 13px; line-height: 1.35; }
-.dtw th, .dtw td { text-align: left !important; padding: 3px 14px 3px 0; border-bottom: 1px solid var(--jp-border-color2, #e1e5e9); vertical-align: top; }
-.dtw pre { background: var(--jp-layout-color2, #f6f7f9); border-radius: 4px; padding: 6px 10px; font-size: 12px; line-height: 1.4; white-space: pre-wrap;
+.dtw th, .dtw td { text-align: left !important; padding: 3px 14px 3px 0;
+  border-bottom: 1px solid var(--jp-border-color2, #e1e5e9);
+  vertical-align: top; }
+.dtw pre { background: var(--jp-layout-color2, #f6f7f9); border-radius: 4px; padding: 6px 10px;
+  font-size: 12px; line-height: 1.4; white-space: pre-wrap;
   word-break: normal; overflow-wrap: anywhere; max-height: 15em; overflow: auto; margin: 2px 0 8px;
   display: flex; flex-direction: column-reverse; /* a log is seen from its end */ }
 .dtw .bad { color: #b3412a; font-weight: 600; } .dtw .good { color: #2f7d5d; font-weight: 600; }
 .dtw .muted { color: var(--jp-ui-font-color2, #5c6773); font-size: 12px; line-height: 1.4; }
-.dtw .said { font-size: 15px; line-height: 1.45; margin: 8px 0; max-width: 48em; } .dtw svg { max-width: 100%; height: auto; background: #fff; }
+.dtw .said { font-size: 15px; line-height: 1.45; margin: 8px 0; max-width: 48em; }
+.dtw svg { max-width: 100%; height: auto; background: #fff; }
 </style>"""
-_ENDED = {0: "finished, valid", 1: "a notebook failed", 2: "the input was refused", 3: "finished without a valid result", 130: "stopped"}
+_ENDED = {
+    0: "finished, valid",
+    1: "a notebook failed",
+    2: "the input was refused",
+    3: "finished without a valid result",
+    130: "stopped",
+}
 
 
-def show(profile: str | Path = "cpu-tiny", out: str | Path = "../outputs/notebook", notebook: str | None = None) -> Panel:
+def show(
+    profile: str | Path = "cpu-tiny",
+    out: str | Path = "../outputs/notebook",
+    notebook: str | None = None,
+) -> Panel:
     """The panel, for a notebook's last line; arguments as of ``Panel``."""
     return Panel(profile, out, notebook)
 
 
 class Panel:
-    """The panel. profile: chosen at first; out: any folder beside which runs have theirs; notebook: the one to run, None for all of them.
+    """The panel. profile: chosen at first; out: any folder beside which runs have theirs; notebook:
+    the one to run, None for all of them.
 
-    A run is a detached ``workbench replay``: it outlives the tab and the kernel. The panel follows the folder of the one that is at work, whoever
-    started it, and starts none beside it. view: the widget; a panel that is shown last in a cell shows it.
+    A run is a detached ``workbench replay``: it outlives the tab and the kernel. The panel follows
+    the folder of the one that is at work, whoever started it, and starts none beside it. view: the
+    widget; a panel that is shown last in a cell shows it.
     """
 
-    _watcher: asyncio.Task | None = None        # of the kernel's newest panel; an older one stands still
+    _watcher: asyncio.Task | None = None  # of the kernel's newest panel; an older one stands still
 
-    def __init__(self, profile: str | Path = "cpu-tiny", out: str | Path = "../outputs/notebook", notebook: str | None = None):
+    def __init__(
+        self,
+        profile: str | Path = "cpu-tiny",
+        out: str | Path = "../outputs/notebook",
+        notebook: str | None = None,
+    ):
         self.outputs, self.notebook = Path(out).resolve().parent, notebook
         self.folder: Path | None = None
         self._seen: tuple = ()
         self._shown: Path | None = None
         names = dict.fromkeys([str(profile), *available()])
-        self.profile = widgets.Dropdown(options=[(Path(name).stem, name) for name in names], value=str(profile), description="profile")
+        self.profile = widgets.Dropdown(
+            options=[(Path(name).stem, name) for name in names],
+            value=str(profile),
+            description="profile",
+        )
         self.arms = widgets.HBox()
         short = {"layout": widgets.Layout(width="160px")}
         self.pairs = widgets.BoundedIntText(min=1, max=1000, description="pairs", **short)
         self.starts = widgets.BoundedIntText(min=1, max=100, description="starts", **short)
-        self.budget = widgets.BoundedFloatText(value=0, min=0, max=1e6, description="budget (s)", tooltip="no further round after so many seconds; 0: no limit",
-                                               **short)
-        self.decided = widgets.Checkbox(description="stop when decided", indent=False, layout=widgets.Layout(width="auto"))
-        self.scope = widgets.Dropdown(options=[("this notebook", notebook)] * bool(notebook) + [("the whole investigation", None)], description="run")
-        self.check, self.start, self.stop = (widgets.Button(description=d, tooltip=t, button_style=s) for d, t, s in (
-            ("Check", "what can be known before a server is started", ""), ("Start", "start the run as a process of its own", "primary"),
-            ("Stop now", "stop the run; what is measured is kept and judged", "danger")))
-        self.state, self.checks, self.chart, self.log, self.result = (widgets.HTML() for _ in range(5))
+        self.budget = widgets.BoundedFloatText(
+            value=0,
+            min=0,
+            max=1e6,
+            description="budget (s)",
+            tooltip="no further round after so many seconds; 0: no limit",
+            **short,
+        )
+        self.decided = widgets.Checkbox(
+            description="stop when decided", indent=False, layout=widgets.Layout(width="auto")
+        )
+        self.scope = widgets.Dropdown(
+            options=[("this notebook", notebook)] * bool(notebook)
+            + [("the whole investigation", None)],
+            description="run",
+        )
+        self.check, self.start, self.stop = (
+            widgets.Button(description=d, tooltip=t, button_style=s)
+            for d, t, s in (
+                ("Check", "what can be known before a server is started", ""),
+                ("Start", "start the run as a process of its own", "primary"),
+                ("Stop now", "stop the run; what is measured is kept and judged", "danger"),
+            )
+        )
+        self.state, self.checks, self.chart, self.log, self.result = (
+            widgets.HTML() for _ in range(5)
+        )
         self.bar = widgets.IntProgress(min=0, max=1, layout=widgets.Layout(width="100%"))
-        self.view = widgets.VBox([
-            widgets.HTML(STYLE), widgets.HBox([self.profile, self.scope]), self.arms, widgets.HBox([self.pairs, self.starts, self.budget, self.decided]),
-            widgets.HBox([self.check, self.start, self.stop]), self.state, self.bar, self.checks, self.chart, self.result, self.log])
+        self.view = widgets.VBox(
+            [
+                widgets.HTML(STYLE),
+                widgets.HBox([self.profile, self.scope]),
+                self.arms,
+                widgets.HBox([self.pairs, self.starts, self.budget, self.decided]),
+                widgets.HBox([self.check, self.start, self.stop]),
+                self.state,
+                self.bar,
+                self.checks,
+                self.chart,
+                self.result,
+                self.log,
+            ]
+        )
         self.view.add_class("dtw")
         self.profile.observe(lambda _: self._chosen(), "value")
         self.check.on_click(lambda _: self._say_checks())
@@ -96,7 +156,7 @@ class Panel:
             Panel._watcher.cancel()
         try:
             Panel._watcher = asyncio.get_running_loop().create_task(self._watch())
-        except RuntimeError:        # no loop: a script or a test refreshes by itself
+        except RuntimeError:  # no loop: a script or a test refreshes by itself
             Panel._watcher = None
 
     def _ipython_display_(self) -> None:
@@ -108,8 +168,13 @@ class Panel:
     def changes(self) -> dict[str, Any]:
         """What the widgets change in the profile."""
         arms = [box.description for box in self.arms.children if box.value]
-        return {"arms": arms, "pairs": self.pairs.value, "starts": self.starts.value, "stop": self.decided.value,
-                **({"budget_s": self.budget.value} if self.budget.value else {})}
+        return {
+            "arms": arms,
+            "pairs": self.pairs.value,
+            "starts": self.starts.value,
+            "stop": self.decided.value,
+            **({"budget_s": self.budget.value} if self.budget.value else {}),
+        }
 
     def chosen(self) -> Profile:
         """Raises: BadInput for what cannot be run."""
@@ -128,8 +193,21 @@ class Panel:
     def _put(self, profile: Profile) -> None:
         sizes = [n for n in range(1, profile.tp) if profile.tp % n == 0]
         names = dict.fromkeys([*profile.plan.arms, "none", "shared", *(f"own-{n}" for n in sizes)])
-        self.arms.children = [widgets.Checkbox(value=name in profile.plan.arms, description=name, indent=False, layout=widgets.Layout(width="auto"))
-                              for name in sorted(names, key=lambda name: (Arm.parse(name).placement != "none", Arm.parse(name).placement != "shared"))]
+        self.arms.children = [
+            widgets.Checkbox(
+                value=name in profile.plan.arms,
+                description=name,
+                indent=False,
+                layout=widgets.Layout(width="auto"),
+            )
+            for name in sorted(
+                names,
+                key=lambda name: (
+                    Arm.parse(name).placement != "none",
+                    Arm.parse(name).placement != "shared",
+                ),
+            )
+        ]
         self.pairs.value, self.starts.value = profile.plan.pairs, profile.plan.starts
         self.budget.value, self.decided.value = profile.plan.budget_s or 0, profile.plan.stop
 
@@ -146,13 +224,20 @@ class Panel:
     # ------------------------------------------------------------------ start, stop
 
     def begin(self) -> Path | None:
-        """Start a run, unless one is at work under these outputs, which is followed instead; returns the folder of what is followed."""
+        """Start a run, unless one is at work under these outputs, which is followed instead;
+        returns the folder of what is followed.
+        """
         if not self._say_checks():
             return None
         with tickets.one_at_a_time(self.outputs):
             there = tickets.alive(self.outputs)
             self.folder = there or self._launch()
-        self._seen, self.chart.value, self.result.value, self.log.value = (), "", "", ""        # nothing of the run before
+        self._seen, self.chart.value, self.result.value, self.log.value = (
+            (),
+            "",
+            "",
+            "",
+        )  # nothing of the run before
         self.refresh()
         return self.folder
 
@@ -160,20 +245,46 @@ class Panel:
         name = Path(self.profile.value).stem
         folder = self.outputs / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         folder.mkdir(parents=True)
-        changes = [word for key, value in self.changes.items() for word in ("-p", f"{key}={_yaml(value)}")]
-        skipped = [word for n in NOTEBOOKS if self.scope.value not in (None, n.name) for word in ("--skip", n.name)]
+        changes = [
+            word for key, value in self.changes.items() for word in ("-p", f"{key}={_yaml(value)}")
+        ]
+        skipped = [
+            word
+            for n in NOTEBOOKS
+            if self.scope.value not in (None, n.name)
+            for word in ("--skip", n.name)
+        ]
         with open(folder / tickets.LOG, "wb") as said:
-            # A session of its own: it ends neither with the kernel nor with the terminal of JupyterLab.
-            process = subprocess.Popen(self.command(folder, changes + skipped), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
-                                       start_new_session=True, cwd=ROOT)
+            # A session of its own: it ends neither with the kernel nor with the terminal of
+            # JupyterLab.
+            process = subprocess.Popen(
+                self.command(folder, changes + skipped),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=ROOT,
+            )
         tickets.write(folder, tickets.of_process(process.pid))
         return folder
 
     def command(self, folder: Path, options: Sequence[str]) -> list[str]:
-        return [sys.executable, "-u", "-m", "workbench.cli", "replay", self.profile.value, "--out", str(folder), *options]
+        return [
+            sys.executable,
+            "-u",
+            "-m",
+            "workbench.cli",
+            "replay",
+            self.profile.value,
+            "--out",
+            str(folder),
+            *options,
+        ]
 
     def end(self) -> None:
-        """Stop the run that is followed; what it measured is kept, judged and reported by the run itself."""
+        """Stop the run that is followed; what it measured is kept, judged and reported by the run
+        itself.
+        """
         if self.folder and (ticket := tickets.read(self.folder)) and ticket.alive:
             os.kill(ticket.pid, signal.SIGTERM)
             self.state.value = "<b>Stopping…</b> what is measured is kept"
@@ -186,8 +297,11 @@ class Panel:
             await asyncio.sleep(EVERY_S)
             try:
                 self.refresh()
-            except Exception as error:      # a torn read of a file under work: the next look tells
-                self.state.value = f"<span class='muted'>{escape(type(error).__name__)}: {escape(str(error))}</span>"
+            except Exception as error:  # a torn read of a file under work: the next look tells
+                self.state.value = (
+                    f"<span class='muted'>{escape(type(error).__name__)}:"
+                    f" {escape(str(error))}</span>"
+                )
 
     def refresh(self) -> None:
         """Show what the folder of the followed run holds now."""
@@ -198,62 +312,112 @@ class Panel:
         if ticket is None:
             self.state.value = "<span class='muted'>No run is at work.</span>"
             return
-        seen = (ticket, alive, *(_size(self.folder / name) for name in ("runs.jsonl", tickets.LOG)), tickets.progress(self.folder), _size(_newest(self.folder)))
+        seen = (
+            ticket,
+            alive,
+            *(_size(self.folder / name) for name in ("runs.jsonl", tickets.LOG)),
+            tickets.progress(self.folder),
+            _size(_newest(self.folder)),
+        )
         if seen == self._seen:
             return
         self._seen = seen
-        said = (self.folder / tickets.LOG).read_text(errors="replace") if (self.folder / tickets.LOG).exists() else ""
+        said = (
+            (self.folder / tickets.LOG).read_text(errors="replace")
+            if (self.folder / tickets.LOG).exists()
+            else ""
+        )
         self._show_progress(ticket, alive, tickets.progress(self.folder))
         self.log.value = _log(said, _newest(self.folder))
         if (self.folder / "profile.json").exists():
             self._show_measured(alive)
 
-    def _show_progress(self, ticket: tickets.Ticket, alive: bool, at: tickets.Progress | None) -> None:
+    def _show_progress(
+        self, ticket: tickets.Ticket, alive: bool, at: tickets.Progress | None
+    ) -> None:
         if alive:
-            where = f"{ticket.notebook} ({ticket.place} of {ticket.of})" if ticket.notebook else "starting"
-            block = f", block {at.block} of {at.of} on {at.arm}" + plans.left_words(at.left_s) if at else ""
-            self.state.value = f"<b>Running</b> {escape(self.folder.name)}: {escape(where)}{escape(block)}"
+            where = (
+                f"{ticket.notebook} ({ticket.place} of {ticket.of})"
+                if ticket.notebook
+                else "starting"
+            )
+            block = (
+                f", block {at.block} of {at.of} on {at.arm}" + plans.left_words(at.left_s)
+                if at
+                else ""
+            )
+            self.state.value = (
+                f"<b>Running</b> {escape(self.folder.name)}: {escape(where)}{escape(block)}"
+            )
         else:
             how = _ENDED.get(ticket.ended, "it died; start it again from a terminal with --resume")
             self.state.value = f"<b>Ended</b> {escape(self.folder.name)}: {escape(how)}"
         self.bar.max, self.bar.value = (at.of, at.block - alive) if at else (1, 0)
-        self.bar.bar_style = "" if alive else {0: "success", 130: "warning"}.get(ticket.ended, "danger")
+        self.bar.bar_style = (
+            "" if alive else {0: "success", 130: "warning"}.get(ticket.ended, "danger")
+        )
 
     def _show_measured(self, alive: bool) -> None:
         try:
             lab = reopen(self.folder)
-            if self._shown != self.folder:          # a run that was found shows what it was started with
+            if self._shown != self.folder:  # a run that was found shows what it was started with
                 self._put(lab.profile)
                 self._shown = self.folder
-            table, asked = narrowing.narrowing(lab.profile, lab.records), narrowing.question(lab.records)
+            table, asked = (
+                narrowing.narrowing(lab.profile, lab.records),
+                narrowing.question(lab.records),
+            )
         except WorkbenchError as error:
             self.chart.value = _bad(error)
             return
         self.chart.value = _narrowing(asked, table) if asked else ""
-        self.result.value = _verdict(lab) if not alive and (self.folder / "verdict.json").exists() else ""
+        self.result.value = (
+            _verdict(lab) if not alive and (self.folder / "verdict.json").exists() else ""
+        )
 
 
 def _checked(found: Sequence[Check]) -> str:
     """The preflight: what warns or refuses in sight, all of it a click away."""
     table, told = tables.checks(found), [check for check in found if check.status != "passed"]
     refused = sum(check.status == "refused" for check in found)
-    word = f"<span class='bad'>{refused} refused</span>" if refused else "<span class='good'>nothing refused</span>"
-    return (f"<b>Preflight:</b> {word}, {len(told) - refused} warned, {len(found) - len(told)} passed"
-            f"{_table(table[table['status'] != 'passed']) if told else ''}<details><summary class='muted'>every check</summary>{_table(table)}</details>")
+    word = (
+        f"<span class='bad'>{refused} refused</span>"
+        if refused
+        else "<span class='good'>nothing refused</span>"
+    )
+    return (
+        f"<b>Preflight:</b> {word}, {len(told) - refused} warned, {len(found) - len(told)}"
+        f" passed{_table(table[table['status'] != 'passed']) if told else ''}<details><summary"
+        f" class='muted'>every check</summary>{_table(table)}</details>"
+    )
 
 
 def _narrowing(asked: tuple[str, str, str], table: pd.DataFrame) -> str:
     experiment, a, b = asked
-    return (f"<b>{escape(f'{a} ÷ {b} in {experiment}')}</b><div class='muted'>Dots are pairs of blocks, the line is their ratio so far, the band its "
-            f"interval. To look at it ends nothing.</div>{charts.svg(charts.narrowing(table))}")
+    return (
+        f"<b>{escape(f'{a} ÷ {b} in {experiment}')}</b><div class='muted'>Dots are pairs of blocks,"
+        " the line is their ratio so far, the band its interval. To look at it ends"
+        f" nothing.</div>{charts.svg(charts.narrowing(table))}"
+    )
 
 
 def _verdict(lab: Any) -> str:
     verdict = lab.verdict.to_json()
-    word = "<span class='good'>Valid.</span>" if verdict["valid"] else "<span class='bad'>Not valid.</span>"
-    where = f"report.html and verdict.json lie in {lab.folder.name}; in this notebook: out = \"../outputs/{lab.folder.name}\""
-    return (f"<div class='said'>{word} {escape(verdict['sentence'])}</div>{_table(tables.shown(tables.arms(verdict, lab.profile.model_dump(mode='json'))))}"
-            f"<div class='muted'>{escape(where)}</div>")
+    word = (
+        "<span class='good'>Valid.</span>"
+        if verdict["valid"]
+        else "<span class='bad'>Not valid.</span>"
+    )
+    arms = _table(tables.shown(tables.arms(verdict, lab.profile.model_dump(mode="json"))))
+    where = (
+        f"report.html and verdict.json lie in {lab.folder.name}; in this notebook: out ="
+        f' "../outputs/{lab.folder.name}"'
+    )
+    return (
+        f"<div class='said'>{word}"
+        f" {escape(verdict['sentence'])}</div>{arms}<div"
+        f" class='muted'>{escape(where)}</div>"
+    )
 
 
 def _log(said: str, server: Path | None) -> str:
@@ -261,7 +425,10 @@ def _log(said: str, server: Path | None) -> str:
     own = "\n".join(server_log.clean(line) for line in said.splitlines()[-8:])
     served = "\n".join(server_log.tail(server, 12, 160)) if server else "no server was started yet"
     name = server.name if server else "server"
-    return f"<div class='muted'>replay</div><pre>{escape(own) or '…'}</pre><div class='muted'>{escape(name)}</div><pre>{escape(served)}</pre>"
+    return (
+        f"<div class='muted'>replay</div><pre>{escape(own) or '…'}</pre><div"
+        f" class='muted'>{escape(name)}</div><pre>{escape(served)}</pre>"
+    )
 
 
 def _newest(folder: Path) -> Path | None:

@@ -1,4 +1,5 @@
 """What a run leaves for its readers: verdict.json and report.html, from its log alone."""
+
 from __future__ import annotations
 
 import json
@@ -8,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from workbench.answers import budget, cycle_check, steps
-from workbench.report import report, two_runs
 from workbench.experiment.errors import BadInput
+from workbench.report import report, two_runs
 from workbench.run.lab import Lab
 
 
@@ -18,13 +19,23 @@ def publish(lab: Lab) -> dict[str, Any]:
     records = lab.records
     judged = lab.verdict.to_json()
     (lab.folder / "verdict.json").write_text(json.dumps(judged, indent=1, allow_nan=False))
-    (lab.folder / "report.html").write_text(report.render(judged, records, lab.provenance, json.loads(lab.profile.model_dump_json()),
-                                                          _cycles(lab, judged), _sweep_map(lab)))
+    (lab.folder / "report.html").write_text(
+        report.render(
+            judged,
+            records,
+            lab.provenance,
+            json.loads(lab.profile.model_dump_json()),
+            _cycles(lab, judged),
+            _sweep_map(lab),
+        )
+    )
     return judged
 
 
 def _cycles(lab: Lab, judged: dict[str, Any]) -> pd.DataFrame | None:
-    """Stages measured beside predicted, where the log holds this machine's inputs; a report measures nothing."""
+    """Stages measured beside predicted, where the log holds this machine's inputs; a report
+    measures nothing.
+    """
     if lab.finding("machine") is None:
         return None
     basis = budget.basis(lab)
@@ -44,10 +55,22 @@ def beside(a: Lab, b: Lab, out: Path) -> str:
 
     Raises: BadInput when the page cannot be written.
     """
-    runs = [two_runs.Run(lab.folder.name, lab.verdict.to_json(), lab.provenance, json.loads(lab.profile.model_dump_json())) for lab in (a, b)]
+    runs = [
+        two_runs.Run(
+            lab.folder.name,
+            lab.verdict.to_json(),
+            lab.provenance,
+            json.loads(lab.profile.model_dump_json()),
+        )
+        for lab in (a, b)
+    ]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(two_runs.render(*runs))
     except OSError as error:
-        raise BadInput("out", f"{out.name} cannot be written ({error.strerror})", "name a file in a writable folder") from None
+        raise BadInput(
+            "out",
+            f"{out.name} cannot be written ({error.strerror})",
+            "name a file in a writable folder",
+        ) from None
     return two_runs.sentence(*runs)

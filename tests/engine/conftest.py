@@ -1,4 +1,7 @@
-"""Real SGLang servers on the CPU engine, with the trained tiny pair. A server is shared by the tests of a module."""
+"""Real SGLang servers on the CPU engine, with the trained tiny pair. A server is shared by the
+tests of a module.
+"""
+
 from __future__ import annotations
 
 import json
@@ -29,7 +32,9 @@ def heldout(tiny) -> list[dict]:
 @pytest.fixture(scope="session")
 def decoded(tiny, heldout) -> list[offline_decoder.Decoded]:
     """The offline reference for the first 32 held-out prompts, chain of 3."""
-    return offline_decoder.decode(tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:32]], TOKENS, 3)
+    return offline_decoder.decode(
+        tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:32]], TOKENS, 3
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""What must fail does fail, loudly and within its deadline: each place left out, a corrupted rank, unsupported flags, another SGLang."""
+"""What must fail does fail, loudly and within its deadline: each place left out, a corrupted rank,
+unsupported flags, another SGLang.
+"""
+
 import os
 import subprocess
 import sys
@@ -9,19 +12,22 @@ import pytest
 from serving import ask, serving
 
 from workbench.answers import negative_control
-from workbench.run import lab
-from workbench.serving import server, supervisor
-from workbench.experiment.arms import Arm
 from workbench.engine import unsupported
 from workbench.engine.orders import Orders, Placement
+from workbench.experiment.arms import Arm
 from workbench.experiment.errors import ServerFailed
+from workbench.run import lab
+from workbench.serving import server, supervisor
 
 pytestmark = pytest.mark.engine
 
 
 @pytest.mark.parametrize("place", ["embedding", "kv_pool"])
 def test_without_a_place_of_the_patch_the_server_refuses_itself(place, tiny, logfolder):
-    words = {"embedding": "embedding place of the patch is not in force", "kv_pool": "KV pool place of the patch is not in force"}
+    words = {
+        "embedding": "embedding place of the patch is not in force",
+        "kv_pool": "KV pool place of the patch is not in force",
+    }
     with pytest.raises(ServerFailed, match=words[place]):
         with serving(tiny, "own-1", logfolder / place, omit=(place,)):
             pass
@@ -32,15 +38,22 @@ def test_a_corrupted_rank_is_caught_by_check_and_without_agreement(tiny, tmp_pat
     begun = time.monotonic()
     said = dict(zip(("check", "off"), negative_control.corrupted_rank(run)))
     found = {r.name: r.value for r in run.records}
-    assert all(value["detected"] and value["within_s"] < 240 for value in found.values()) and time.monotonic() - begun < 300
+    assert (
+        all(value["detected"] and value["within_s"] < 240 for value in found.values())
+        and time.monotonic() - begun < 300
+    )
     assert "drafted another tree than rank 0" in said["check"] and "ranks [1]" in said["check"]
     assert "rank 1 corrupted on purpose: caught within" in said["off"]
     assert found["own-1+agreement=off"]["attested"] is not True
     before = len(run.records)
-    assert negative_control.corrupted_rank(run) == list(said.values()) and len(run.records) == before
+    assert (
+        negative_control.corrupted_rank(run) == list(said.values()) and len(run.records) == before
+    )
 
 
-def test_a_corrupted_rank_is_overruled_by_broadcast_but_never_attested(tiny, heldout, decoded, logfolder):
+def test_a_corrupted_rank_is_overruled_by_broadcast_but_never_attested(
+    tiny, heldout, decoded, logfolder
+):
     with serving(tiny, "own-1", logfolder / "broadcast", corrupt_rank=1) as up:
         assert any("planted fault" in reason for reason in up.unattested)
         answers = ask(up, heldout[:4])
@@ -48,12 +61,19 @@ def test_a_corrupted_rank_is_overruled_by_broadcast_but_never_attested(tiny, hel
     assert supervisor.processes(up.launch.server) == []
 
 
-@pytest.mark.parametrize(("field", "value", "words"), [
-    ("pp_size", 2, "pipeline parallelism"), ("attn_cp_size", 2, "context parallelism"), ("enable_dp_attention", True, "DP attention"),
-    ("speculative_adaptive", True, "--speculative-adaptive"), ("disaggregation_mode", "prefill", "PD disaggregation"),
-    ("speculative_use_rejection_sampling", True, "rejection sampling"), ("enable_lora", True, "LoRA"),
-    ("enable_hierarchical_cache", True, "hierarchical cache"),
-])
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("pp_size", 2, "pipeline parallelism"),
+        ("attn_cp_size", 2, "context parallelism"),
+        ("enable_dp_attention", True, "DP attention"),
+        ("speculative_adaptive", True, "--speculative-adaptive"),
+        ("disaggregation_mode", "prefill", "PD disaggregation"),
+        ("speculative_use_rejection_sampling", True, "rejection sampling"),
+        ("enable_lora", True, "LoRA"),
+        ("enable_hierarchical_cache", True, "hierarchical cache"),
+    ],
+)
 def test_an_unsupported_argument_is_one_sentence(field, value, words):
     [hook] = unsupported.argument_hooks(Orders(arms=(Placement("own-1", 1),)))
     harmless = dict.fromkeys((name for name, *_ in unsupported.UNSUPPORTED), None)
@@ -69,18 +89,29 @@ def test_an_unsupported_flag_stops_the_server_before_a_model_is_loaded(tiny, log
         with serving(tiny.model_copy(update={"server": flags}), "own-1", logfolder / "flags"):
             pass
     said = next((logfolder / "flags").glob("*.log")).read_text()
-    assert said.count("draft-tp: ") == 1 and supervisor.account(said)["status"] == 1 and "Load weight" not in said
+    assert (
+        said.count("draft-tp: ") == 1
+        and supervisor.account(said)["status"] == 1
+        and "Load weight" not in said
+    )
 
 
 FAULTS = {
-    "patches SGLang 0.5.23 and found 0.5.24":
-        "import workbench.engine.hooks as h; h.version = lambda name: '0.5.24'",
-    "resolve_draft_parallel_layout is missing":
-        "from sglang.srt.speculative import draft_parallel as d; del d.resolve_draft_parallel_layout",
-    "takes spec where model_spec, collapse_cp was expected":
-        "from sglang.srt.speculative import draft_parallel as d; d.resolve_draft_parallel_layout = lambda spec: None",
-    "was not applied":
-        "from sglang.srt.plugins.hook_registry import HookRegistry as H; H.apply_hooks = classmethod(lambda cls: None)",
+    "patches SGLang 0.5.23 and found 0.5.24": (
+        "import workbench.engine.hooks as h; h.version = lambda name: '0.5.24'"
+    ),
+    "resolve_draft_parallel_layout is missing": (
+        "from sglang.srt.speculative import draft_parallel as d; del"
+        " d.resolve_draft_parallel_layout"
+    ),
+    "takes spec where model_spec, collapse_cp was expected": (
+        "from sglang.srt.speculative import draft_parallel as d; d.resolve_draft_parallel_layout ="
+        " lambda spec: None"
+    ),
+    "was not applied": (
+        "from sglang.srt.plugins.hook_registry import HookRegistry as H; H.apply_hooks ="
+        " classmethod(lambda cls: None)"
+    ),
 }
 
 
@@ -98,7 +129,15 @@ for fault in {list(FAULTS.values())!r}:
         register("scheduler")
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **launch.environment}, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **launch.environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     said = [line for line in done.stderr.splitlines() if line.startswith("draft-tp: ")]
     assert done.stdout.split() == ["1"] * len(FAULTS), done.stderr[-2000:]
-    assert len(said) == len(FAULTS) and all(words in line for words, line in zip(FAULTS, said)), said
+    assert len(said) == len(FAULTS) and all(words in line for words, line in zip(FAULTS, said)), (
+        said
+    )

@@ -1,12 +1,15 @@
-"""Servers forked from one import of SGLang: each its own, none that was imported under other settings, none that outlives what it was forked from."""
+"""Servers forked from one import of SGLang: each its own, none that was imported under other
+settings, none that outlives what it was forked from.
+"""
+
 import signal
 
 import psutil
 import pytest
 from serving import ask, serving
 
-from workbench.serving import client, forkserver, server, supervisor
 from workbench.experiment.errors import ServerFailed
+from workbench.serving import client, forkserver, server, supervisor
 
 pytestmark = pytest.mark.engine
 
@@ -17,27 +20,40 @@ def forked(name: str) -> bool:
     return any("workbench.serving.forkserver" in parent.cmdline() for parent in launcher.parents())
 
 
-def test_a_forked_server_is_like_a_started_one_and_what_sglang_reads_while_imported_is_never_another_servers(tiny, heldout, decoded, logfolder):
-    """SGLANG_SIMULATE_ACC_LEN is such a variable (speculative/spec_utils.py:276): from a nursery without it nothing would be simulated."""
+def test_a_forked_server_is_like_a_started_one_and_reads_no_other_servers_environment(
+    tiny, heldout, decoded, logfolder
+):
+    """SGLANG_SIMULATE_ACC_LEN is such a variable (speculative/spec_utils.py:276): from a nursery
+    without it nothing would be simulated.
+    """
     environment = {"SGLANG_SIMULATE_ACC_LEN": "2.0"}
-    other = tiny.model_copy(update={"server": tiny.server.model_copy(update={"environment": environment})})
+    other = tiny.model_copy(
+        update={"server": tiny.server.model_copy(update={"environment": environment})}
+    )
     with serving(tiny, "shared", logfolder / "forked") as up:
         assert forked(up.launch.server) and up.unattested == ()
         names = [" ".join(p.cmdline()).strip() for p in supervisor.processes(up.launch.server)]
-        assert {"sglang::scheduler_TP0", "sglang::scheduler_TP1", "sglang::detokenizer"} <= set(names)
+        assert {"sglang::scheduler_TP0", "sglang::scheduler_TP1", "sglang::detokenizer"} <= set(
+            names
+        )
         assert [a.output_ids for a in ask(up, heldout[:4])] == [d.output_ids for d in decoded[:4]]
         first, ranks = up.launch.server, up.attestation
-    assert supervisor.processes(first) == [] and supervisor.account(up.log.read_text())["why"] == "released"
+    assert (
+        supervisor.processes(first) == []
+        and supervisor.account(up.log.read_text())["why"] == "released"
+    )
     with serving(other, "shared", logfolder / "started") as up:
         assert not forked(up.launch.server) and up.unattested == ()
-        assert [entry["placements"] for entry in up.attestation] == [entry["placements"] for entry in ranks]
+        assert [entry["placements"] for entry in up.attestation] == [
+            entry["placements"] for entry in ranks
+        ]
 
 
 def test_what_a_nursery_forked_ends_with_it(tiny, logfolder, monkeypatch):
     monkeypatch.delenv(forkserver.VARIABLE)
     there = nurseries()
     with server.imported_once(tiny):
-        own, = nurseries() - there
+        (own,) = nurseries() - there
         with pytest.raises(ServerFailed, match="the server does not answer"):
             with serving(tiny, "none", logfolder / "orphaned") as up:
                 processes = supervisor.processes(up.launch.server)
@@ -49,4 +65,8 @@ def test_what_a_nursery_forked_ends_with_it(tiny, logfolder, monkeypatch):
 
 
 def nurseries() -> set[psutil.Process]:
-    return {child for child in psutil.Process().children() if "workbench.serving.forkserver" in child.cmdline()}
+    return {
+        child
+        for child in psutil.Process().children()
+        if "workbench.serving.forkserver" in child.cmdline()
+    }

@@ -1,4 +1,7 @@
-"""A server of two nodes, started SGLang's own way on this machine's loopback: the same tokens, groups that stay on their node, nothing left."""
+"""A server of two nodes, started SGLang's own way on this machine's loopback: the same tokens,
+groups that stay on their node, nothing left.
+"""
+
 import pytest
 from serving import ask, histogram, memory, per_round, serving
 
@@ -7,16 +10,27 @@ from workbench.experiment import profile
 from workbench.serving import client, supervisor
 
 pytestmark = pytest.mark.engine
-NODES = [{"name": "here"}, {"name": "there", "reach": ["sh", "-c"]}]          # sh takes the second part as ssh would
+NODES = [
+    {"name": "here"},
+    {"name": "there", "reach": ["sh", "-c"]},
+]  # sh takes the second part as ssh would
 
 
-def test_shared_and_own_1_on_two_nodes_give_the_targets_own_tokens(heldout, decoded, logfolder, tmp_path):
+def test_shared_and_own_1_on_two_nodes_give_the_targets_own_tokens(
+    heldout, decoded, logfolder, tmp_path
+):
     two = profile.load("cpu-tiny", {"nodes": NODES})
     with serving(two, ("shared", "own-1"), logfolder / "nodes") as up:
-        assert up.unattested == () and [(entry["rank"], entry["node"]) for entry in up.attestation] == [(0, 0), (1, 1)]
-        assert [[placed["group_ranks"] for placed in entry["placements"]] for entry in up.attestation] == [[[0, 1], [0]], [[0, 1], [1]]]
+        assert up.unattested == () and [
+            (entry["rank"], entry["node"]) for entry in up.attestation
+        ] == [(0, 0), (1, 1)]
+        assert [
+            [placed["group_ranks"] for placed in entry["placements"]] for entry in up.attestation
+        ] == [[[0, 1], [0]], [[0, 1], [1]]]
         held = memory(up, two, tmp_path)
-        assert len(held) == 11 and held["off (%)"].abs().max() <= memory_check.WITHIN, held.to_string()
+        assert len(held) == 11 and held["off (%)"].abs().max() <= memory_check.WITHIN, (
+            held.to_string()
+        )
         for arm, collectives in (("shared", (8, 4)), ("own-1", (1, 0))):
             before = client.switch(up.url, arm, 30)
             answers = ask(up, heldout[:4]) + ask(up, heldout[:4], concurrency=4)

@@ -1,4 +1,5 @@
 """One replay of the whole investigation, shared by the tests that look at what it leaves."""
+
 import pytest
 from replaying import Replayed, replay
 

@@ -1,4 +1,7 @@
-"""A replay that is killed in one notebook after another ends with the verdict of one that was not; one broken notebook does not hold up the others."""
+"""A replay that is killed in one notebook after another ends with the verdict of one that was not;
+one broken notebook does not hold up the others.
+"""
+
 import json
 import signal
 import subprocess
@@ -10,31 +13,69 @@ import pytest
 from replaying import replay
 from simulated_replay import measured
 
-from workbench.run import ticket as tickets
 from workbench.experiment.profile import ROOT
-from workbench.replay import NOTEBOOKS, finished
 from workbench.experiment.runlog import Finding, RunLog
+from workbench.replay import NOTEBOOKS, finished
+from workbench.run import ticket as tickets
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """A replay on a log that holds every block, by simulation: notebooks run, no server starts. Most that measure nothing then are left out."""
+    """A replay on a log that holds every block, by simulation: notebooks run, no server starts.
+    Most that measure nothing then are left out.
+    """
     folder = tmp_path_factory.mktemp("whole") / "run"
     measured(folder)
-    return replay(folder, "--resume", *[word for name in ("01_probe", "02_budget", "03_baseline", "05_steps", "06_collectives", "07_cycle") for word in ("--skip", name)])
+    return replay(
+        folder,
+        "--resume",
+        *[
+            word
+            for name in (
+                "01_probe",
+                "02_budget",
+                "03_baseline",
+                "05_steps",
+                "06_collectives",
+                "07_cycle",
+            )
+            for word in ("--skip", name)
+        ],
+    )
 
 
-@pytest.mark.parametrize("killed", [pytest.param(NOTEBOOKS[3::4], id="in two"), pytest.param(NOTEBOOKS, id="in every one", marks=pytest.mark.long)])
-def test_a_recording_killed_in_notebooks_in_turn_ends_with_the_verdict_of_one_that_was_not(killed, rendered, tmp_path):
+@pytest.mark.parametrize(
+    "killed",
+    [
+        pytest.param(NOTEBOOKS[3::4], id="in two"),
+        pytest.param(NOTEBOOKS, id="in every one", marks=pytest.mark.long),
+    ],
+)
+def test_a_recording_killed_in_notebooks_in_turn_ends_with_the_verdict_of_one_that_was_not(
+    killed, rendered, tmp_path
+):
     folder = tmp_path / "run"
     for notebook in killed:
         output = folder / "notebooks" / f"{notebook.name}.ipynb"
         begun = time.time()
-        process = subprocess.Popen([sys.executable, "-m", "workbench.cli", "replay", "recorded:cpu-tiny", "--out", str(folder), "--resume"], cwd=ROOT,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "workbench.cli",
+                "replay",
+                "recorded:cpu-tiny",
+                "--out",
+                str(folder),
+                "--resume",
+            ],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             _until(lambda: output.exists() and output.stat().st_mtime > begun, process)
-            time.sleep(1)            # the notebook's kernel starts
+            time.sleep(1)  # the notebook's kernel starts
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -51,55 +92,121 @@ def test_killed_in_every_notebook_in_turn_it_ends_with_the_same_verdict(uninterr
     folder = tmp_path / "run"
     measured(folder)
     for notebook in NOTEBOOKS:
-        process = subprocess.Popen([sys.executable, "-m", "workbench.cli", "replay", "cpu-tiny", "--out", str(folder), "--resume"], cwd=ROOT,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "workbench.cli",
+                "replay",
+                "cpu-tiny",
+                "--out",
+                str(folder),
+                "--resume",
+            ],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
-            _until(lambda: (ticket := tickets.read(folder)) and ticket.pid == process.pid and ticket.notebook == notebook.name, process)
-            time.sleep(1)            # the notebook's kernel is at work
+            _until(
+                lambda: (
+                    (ticket := tickets.read(folder))
+                    and ticket.pid == process.pid
+                    and ticket.notebook == notebook.name
+                ),
+                process,
+            )
+            time.sleep(1)  # the notebook's kernel is at work
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
-        assert not finished(folder / "notebooks" / f"{notebook.name}.ipynb") or notebook is NOTEBOOKS[-1], notebook.name
+        assert (
+            not finished(folder / "notebooks" / f"{notebook.name}.ipynb")
+            or notebook is NOTEBOOKS[-1]
+        ), notebook.name
     last = replay(folder, "--resume")
     assert last.status == uninterrupted.status == 0, last.said[-2000:]
     assert last.verdict == uninterrupted.verdict and last.verdict["valid"]
     assert all(finished(folder / "notebooks" / f"{notebook.name}.ipynb") for notebook in NOTEBOOKS)
     assert [line for line in last.said.splitlines() if "was finished before" in line] == [
-        f"[{n}/8] {notebook.name} was finished before" for n, notebook in enumerate(NOTEBOOKS[:-1], 1)]
+        f"[{n}/8] {notebook.name} was finished before"
+        for n, notebook in enumerate(NOTEBOOKS[:-1], 1)
+    ]
 
 
 def _until(true, process, seconds: float = 400) -> None:
     end = time.monotonic() + seconds
     while not true():
-        assert process.poll() is None and time.monotonic() < end, "the replay did not reach the notebook"
+        assert process.poll() is None and time.monotonic() < end, (
+            "the replay did not reach the notebook"
+        )
         time.sleep(0.1)
 
 
 def test_an_interrupted_replay_judges_and_reports_what_it_has(tmp_path):
     folder = tmp_path / "run"
     measured(folder)
-    process = subprocess.Popen([sys.executable, "-m", "workbench.cli", "replay", "cpu-tiny", "--out", str(folder), "--resume", "--skip", "01_probe"],
-                               cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "workbench.cli",
+            "replay",
+            "cpu-tiny",
+            "--out",
+            str(folder),
+            "--resume",
+            "--skip",
+            "01_probe",
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     _until(lambda: (ticket := tickets.read(folder)) and ticket.notebook == "02_budget", process)
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 130 and "--resume goes on from there" in said, said[-2000:]
     verdict = json.loads((folder / "verdict.json").read_text())
-    assert any("stopped by hand" in note for note in verdict["notes"]) and (folder / "report.html").exists()
+    assert (
+        any("stopped by hand" in note for note in verdict["notes"])
+        and (folder / "report.html").exists()
+    )
     assert tickets.read(folder).ended == 130
 
 
 def test_a_failed_notebook_is_kept_up_to_its_error_and_the_others_go_on(tmp_path):
     folder = tmp_path / "run"
     measured(folder)
-    with RunLog(folder / "runs.jsonl") as log:      # an answer without its sentence, which 04 shows towards its end
+    with RunLog(
+        folder / "runs.jsonl"
+    ) as log:  # an answer without its sentence, which 04 shows towards its end
         log.append(Finding(experiment="draft_tp", name="wiring", time="t", value={"ok": None}))
-    skipped = [word for name in ("01_probe", "02_budget", "03_baseline", "05_steps", "06_collectives") for word in ("--skip", name)]
+    skipped = [
+        word
+        for name in ("01_probe", "02_budget", "03_baseline", "05_steps", "06_collectives")
+        for word in ("--skip", name)
+    ]
     done = replay(folder, "--resume", *skipped)
-    assert done.status == 1 and "04_draft_tp failed: KeyError: 'sentence'" in done.said, done.said[-2000:]
-    cells = [c for c in nbformat.read(folder / "notebooks" / "04_draft_tp.ipynb", as_version=4).cells if c.cell_type == "code"]
-    broken = next(n for n, c in enumerate(cells) if any(o.output_type == "error" for o in c.outputs))
-    assert broken > 5 and all(c.execution_count for c in cells[:broken]) and not any(c.outputs for c in cells[broken + 1:])
-    assert all(finished(folder / "notebooks" / f"{name}.ipynb") for name in ("07_cycle", "08_report"))
+    assert done.status == 1 and "04_draft_tp failed: KeyError: 'sentence'" in done.said, done.said[
+        -2000:
+    ]
+    cells = [
+        c
+        for c in nbformat.read(folder / "notebooks" / "04_draft_tp.ipynb", as_version=4).cells
+        if c.cell_type == "code"
+    ]
+    broken = next(
+        n for n, c in enumerate(cells) if any(o.output_type == "error" for o in c.outputs)
+    )
+    assert (
+        broken > 5
+        and all(c.execution_count for c in cells[:broken])
+        and not any(c.outputs for c in cells[broken + 1 :])
+    )
+    assert all(
+        finished(folder / "notebooks" / f"{name}.ipynb") for name in ("07_cycle", "08_report")
+    )
     assert done.verdict["sentence"] and (folder / "report.html").exists()

@@ -1,19 +1,22 @@
-"""The command line: bad input is one sentence that names field and mend, exit 2, and nothing was started."""
+"""The command line: bad input is one sentence that names field and mend, exit 2, and nothing was
+started.
+"""
+
 import os
 import socket
 import subprocess
 
 import pytest
 import yaml
-from tests.simulated import records
 
+from tests.simulated import records
 from workbench import cli
 from workbench.answers import budget
 from workbench.experiment import profile, runlog
+from workbench.experiment.errors import BadInput
 from workbench.predict import machine
 from workbench.run import lab
 from workbench.serving import server
-from workbench.experiment.errors import BadInput
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +56,19 @@ def test_a_parameter_that_is_no_pair(capsys, tmp_path):
     assert "no NAME=VALUE" in refused(capsys, tmp_path, "cpu-tiny", "-p", "pairs")
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ("pairs=many", "plan.pairs"), ("pairs=0", "plan.pairs"), ("arms=[none, owned]", "'owned' is unknown"), ("agreement=maybe", "speculation.agreement"),
-    ("tp=3", "tp"), ("target=fixtures/nowhere", "pair.target"), ("steps=-1", "speculation.steps"), ("tp=4", "own-3"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("pairs=many", "plan.pairs"),
+        ("pairs=0", "plan.pairs"),
+        ("arms=[none, owned]", "'owned' is unknown"),
+        ("agreement=maybe", "speculation.agreement"),
+        ("tp=3", "tp"),
+        ("target=fixtures/nowhere", "pair.target"),
+        ("steps=-1", "speculation.steps"),
+        ("tp=4", "own-3"),
+    ],
+)
 def test_a_value_that_does_not_fit(change, words, capsys, tmp_path):
     extra = ["-p", "arms=[none, shared, own-3]"] if words == "own-3" else []
     assert words in refused(capsys, tmp_path, "cpu-tiny", "-p", change, *extra)
@@ -76,7 +88,9 @@ def test_a_port_in_use(capsys, tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert str(port) in refused(capsys, tmp_path, profile_file(tmp_path, server={"flags": {"port": port}, "at_once": 1}))
+        assert str(port) in refused(
+            capsys, tmp_path, profile_file(tmp_path, server={"flags": {"port": port}, "at_once": 1})
+        )
 
 
 def test_a_folder_that_holds_a_run(capsys, tmp_path):
@@ -103,14 +117,22 @@ def test_check_says_what_it_checked(capsys):
 
 def test_values_are_read_as_yaml():
     assert cli.changes(["pairs=12", "arms=[none, own-1]", "restart=true", "resolution=0.02"]) == {
-        "pairs": 12, "arms": ["none", "own-1"], "restart": True, "resolution": 0.02}
+        "pairs": 12,
+        "arms": ["none", "own-1"],
+        "restart": True,
+        "resolution": 0.02,
+    }
     with pytest.raises(BadInput):
         cli.changes(["arms=[none"])
 
 
 def test_a_bare_name_stands_for_the_one_field_that_has_it():
     changed = profile.load("cpu-tiny", {"pairs": 9, "speculation.steps": 2, "draft_tokens": 3})
-    assert (changed.plan.pairs, changed.speculation.steps, changed.speculation.draft_tokens) == (9, 2, 3)
+    assert (changed.plan.pairs, changed.speculation.steps, changed.speculation.draft_tokens) == (
+        9,
+        2,
+        3,
+    )
 
 
 def test_a_profile_survives_being_written_down(tmp_path):
@@ -123,28 +145,50 @@ def test_a_profile_survives_being_written_down(tmp_path):
 def test_the_machine_is_measured_as_the_profile_uses_it(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(machine, "main", lambda chosen: asked.append((chosen.name, chosen.tp)))
-    assert cli.main(["bench", "machine", "cpu-tiny", "-p", "tp=1"]) == 0 and asked == [("cpu-tiny", 1)]
+    assert cli.main(["bench", "machine", "cpu-tiny", "-p", "tp=1"]) == 0 and asked == [
+        ("cpu-tiny", 1)
+    ]
 
 
 def test_gpus_that_are_not_here_are_not_measured(capsys, monkeypatch):
     monkeypatch.setattr(machine.gpus, "ours", lambda profile: [])
     assert cli.main(["bench", "machine", "h200-x2"]) == 2
-    assert "tp: is 2, but no GPUs are visible; measure on the machine that serves the profile." in capsys.readouterr().err
+    assert (
+        "tp: is 2, but no GPUs are visible; measure on the machine that serves the profile."
+        in capsys.readouterr().err
+    )
 
 
-def test_blocks_measured_without_notebooks_have_their_machines_inputs(capsys, monkeypatch, tmp_path):
+def test_blocks_measured_without_notebooks_have_their_machines_inputs(
+    capsys, monkeypatch, tmp_path
+):
     """As after 02_budget: the inputs are in the log before the first block."""
-    inputs = machine.Machine("this one", "cpu", 2, thin_bytes_per_s=1e9, matrix_ops_per_s=1e10, launch_s=1e-6, latencies=tuple(
-        machine.Latency(kind, "gloo", 2, False, ((1024, 1e-4),)) for kind in ("all_reduce", "all_gather", "broadcast")))
+    inputs = machine.Machine(
+        "this one",
+        "cpu",
+        2,
+        thin_bytes_per_s=1e9,
+        matrix_ops_per_s=1e10,
+        launch_s=1e-6,
+        latencies=tuple(
+            machine.Latency(kind, "gloo", 2, False, ((1024, 1e-4),))
+            for kind in ("all_reduce", "all_gather", "broadcast")
+        ),
+    )
     monkeypatch.setattr(machine, "of", lambda chosen: inputs)
     monkeypatch.setattr(lab.Lab, "measure", lambda self, tasks: tasks)
-    assert cli.main(["measure", "cpu-tiny", "--out", str(tmp_path / "run")]) == 3         # nothing was compared
+    assert (
+        cli.main(["measure", "cpu-tiny", "--out", str(tmp_path / "run")]) == 3
+    )  # nothing was compared
     found = [r for r in runlog.read(tmp_path / "run" / "runs.jsonl") if r.kind == "finding"]
-    assert [r.name for r in found] == ["machine"] and machine.Machine.from_json(found[0].value) == inputs
+    assert [r.name for r in found] == ["machine"] and machine.Machine.from_json(
+        found[0].value
+    ) == inputs
 
 
 def test_blocks_that_are_stopped_say_so_in_the_log(monkeypatch, tmp_path):
     """As a stopped replay does: what is judged is judged as the part of a run."""
+
     def one_block_and_stopped(self, tasks):
         with runlog.RunLog(self.folder / "runs.jsonl") as log:
             log.append(next(r for r in records() if r.kind == "block"))
@@ -154,14 +198,26 @@ def test_blocks_that_are_stopped_say_so_in_the_log(monkeypatch, tmp_path):
     monkeypatch.setattr(lab.Lab, "measure", one_block_and_stopped)
     assert cli.main(["measure", "cpu-tiny", "--out", str(tmp_path / "run")]) == 130
     block, stop = runlog.read(tmp_path / "run" / "runs.jsonl")
-    assert (stop.kind, stop.what, stop.experiment, stop.arm) == ("failure", "stopped", block.experiment, block.arm)
+    assert (stop.kind, stop.what, stop.experiment, stop.arm) == (
+        "failure",
+        "stopped",
+        block.experiment,
+        block.arm,
+    )
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_a_server_starts(capsys, tmp_path):
-    """A read-only file system where one can be mounted, which stops root too; else a folder without the right to write."""
+    """A read-only file system where one can be mounted, which stops root too; else a folder without
+    the right to write.
+    """
     folder = tmp_path / "outputs"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", folder], capture_output=True).returncode == 0
+    mounted = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "ro", "none", folder], capture_output=True
+        ).returncode
+        == 0
+    )
     if not mounted:
         folder.chmod(0o555)
     try:
@@ -182,7 +238,10 @@ def test_a_damaged_log_is_named_by_its_line_and_left_as_it_is(command, capsys, t
     kept.write_bytes(damaged)
     status = cli.main([command[0], "cpu-tiny", *command[1:], "--out", str(tmp_path)])
     said = capsys.readouterr().err.strip()
-    assert status == 1 and said == "workbench: runs.jsonl: line 2 is damaged; restore the file or drop that line."
+    assert (
+        status == 1
+        and said == "workbench: runs.jsonl: line 2 is damaged; restore the file or drop that line."
+    )
     assert kept.read_bytes() == damaged
 
 
@@ -194,4 +253,8 @@ def test_a_disk_that_refuses_anywhere_is_one_sentence(number, capsys, monkeypatc
     monkeypatch.setattr(cli, "_report", refuses)
     assert cli.main(["report", str(tmp_path)]) == 1
     said = capsys.readouterr().err.strip()
-    assert f"report.html cannot be written ({os.strerror(number)})" in said and "--resume goes on" in said and "\n" not in said
+    assert (
+        f"report.html cannot be written ({os.strerror(number)})" in said
+        and "--resume goes on" in said
+        and "\n" not in said
+    )

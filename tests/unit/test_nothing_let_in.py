@@ -1,4 +1,7 @@
-"""Nobody is let in and no secret is let out: where servers listen, what a profile may hold, and what is written down of an environment."""
+"""Nobody is let in and no secret is let out: where servers listen, what a profile may hold, and
+what is written down of an environment.
+"""
+
 from __future__ import annotations
 
 import json
@@ -6,10 +9,10 @@ import json
 import pytest
 
 from workbench.experiment import profile
+from workbench.experiment.arms import Arm
 from workbench.predict import server_flags
 from workbench.run import provenance
 from workbench.serving import server, server_log
-from workbench.experiment.arms import Arm
 
 SECRET = "hf_abcdefghijklmnop"
 
@@ -31,10 +34,18 @@ def option(launch: server.Launch, name: str) -> str | None:
 def test_a_server_listens_on_this_machine_alone_unless_the_profile_says_otherwise():
     launch = launched(profile.load("cpu-tiny"))
     assert (option(launch, "host"), launch.url) == ("127.0.0.1", "http://127.0.0.1:4242")
-    for host, url in {"0.0.0.0": "http://127.0.0.1:4242", "10.0.0.5": "http://10.0.0.5:4242", "::1": "http://[::1]:4242"}.items():
+    for host, url in {
+        "0.0.0.0": "http://127.0.0.1:4242",
+        "10.0.0.5": "http://10.0.0.5:4242",
+        "::1": "http://[::1]:4242",
+    }.items():
         launch = launched(with_server(flags={"host": host}))
         assert (option(launch, "host"), launch.url) == (host, url)
-    assert [c.status for c in server_flags.check(with_server(flags={"host": "0.0.0.0"})) if c.name == "server.flags.host"] == ["warned"]
+    assert [
+        c.status
+        for c in server_flags.check(with_server(flags={"host": "0.0.0.0"}))
+        if c.name == "server.flags.host"
+    ] == ["warned"]
 
 
 def test_code_of_a_model_folder_is_not_run_unless_the_profile_says_so():
@@ -42,14 +53,24 @@ def test_code_of_a_model_folder_is_not_run_unless_the_profile_says_so():
     assert "--trust-remote-code" in launched(with_server(trust_remote_code=True)).command
 
 
-@pytest.mark.parametrize("fields", [{"flags": {"api-key": SECRET}}, {"flags": {"admin_api_key": SECRET}}, {"environment": {"HF_TOKEN": SECRET}},
-                                    {"environment": {"AWS_SECRET_ACCESS_KEY": SECRET}}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"flags": {"api-key": SECRET}},
+        {"flags": {"admin_api_key": SECRET}},
+        {"environment": {"HF_TOKEN": SECRET}},
+        {"environment": {"AWS_SECRET_ACCESS_KEY": SECRET}},
+    ],
+)
 def test_a_profile_holds_no_secret(fields):
     refused = [c for c in server_flags.check(with_server(**fields)) if c.status == "refused"]
     assert len(refused) == 1 and SECRET not in f"{refused[0].detail} {refused[0].mend}"
 
 
-@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "SGLANG_SIMULATE_ACC_LEN", "MAX_TOTAL_TOKENS", "NCCL_P2P_DISABLE"])
+@pytest.mark.parametrize(
+    "name",
+    ["TOKENIZERS_PARALLELISM", "SGLANG_SIMULATE_ACC_LEN", "MAX_TOTAL_TOKENS", "NCCL_P2P_DISABLE"],
+)
 def test_a_harmless_name_is_no_secret(name):
     assert not server_log.is_secret(name)
 
@@ -58,7 +79,12 @@ def test_nothing_of_the_environment_is_written_down_but_what_the_collectives_han
     for name in ("HF_TOKEN", "WANDB_API_KEY", "DATABASE_URL"):
         monkeypatch.setenv(name, SECRET)
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    facts = provenance.collect(profile.load("cpu-tiny"), ["workbench", "replay", "cpu-tiny", "-p", f"environment={{HF_TOKEN: {SECRET}}}"])
+    facts = provenance.collect(
+        profile.load("cpu-tiny"),
+        ["workbench", "replay", "cpu-tiny", "-p", f"environment={{HF_TOKEN: {SECRET}}}"],
+    )
     assert SECRET not in json.dumps(facts) and facts["nccl"] == {"NCCL_P2P_DISABLE": "1"}
     described = server.describe(launched(with_server(environment={"HF_TOKEN": SECRET})))
-    assert SECRET not in str(described) and described["environment"]["HF_TOKEN"] == server_log.HIDDEN
+    assert (
+        SECRET not in str(described) and described["environment"]["HF_TOKEN"] == server_log.HIDDEN
+    )

@@ -1,4 +1,7 @@
-"""The panel without a browser: one run at a time whoever clicks, found again, stopped by its own means, everything from outside escaped."""
+"""The panel without a browser: one run at a time whoever clicks, found again, stopped by its own
+means, everything from outside escaped.
+"""
+
 import subprocess
 import sys
 import time
@@ -9,13 +12,16 @@ from simulated_replay import measured
 from simulated_runs import profile, sound
 
 from workbench import panel as door
+from workbench.experiment.runlog import Block, RunLog
 from workbench.judge import narrowing
+from workbench.panel import Panel
 from workbench.report import charts
 from workbench.run import ticket
-from workbench.panel import Panel
-from workbench.experiment.runlog import Block, RunLog
 
-SLEEPER = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(130)); print('draft_tp: block 3 of 12 on own-1, about 40 s left', flush=True); time.sleep(60)"
+SLEEPER = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(130));"
+    " print('draft_tp: block 3 of 12 on own-1, about 40 s left', flush=True); time.sleep(60)"
+)
 
 
 class Quick(Panel):
@@ -33,7 +39,9 @@ def place(tmp_path, monkeypatch):
     Quick.started = []
     made = []
     popen = subprocess.Popen
-    monkeypatch.setattr(door.subprocess, "Popen", lambda *at, **how: made.append(popen(*at, **how)) or made[-1])
+    monkeypatch.setattr(
+        door.subprocess, "Popen", lambda *at, **how: made.append(popen(*at, **how)) or made[-1]
+    )
     yield tmp_path / "outputs" / "notebook"
     for process in made:
         process.kill()
@@ -60,7 +68,11 @@ def test_a_new_panel_finds_the_run_at_work_and_can_stop_it(place):
     again = Quick("cpu-tiny", place)
     ticket.tell_progress(folder, ticket.Progress("draft_tp", 3, 12, "own-1", 40.0))
     again.refresh()
-    assert again.folder == folder and "Running" in again.state.value and "block 3 of 12 on own-1, about 40 s left" in again.state.value
+    assert (
+        again.folder == folder
+        and "Running" in again.state.value
+        and "block 3 of 12 on own-1, about 40 s left" in again.state.value
+    )
     assert (again.bar.value, again.bar.max) == (2, 12)
     again.end()
     ended(folder)
@@ -80,6 +92,7 @@ def test_the_run_is_the_one_that_was_chosen(place):
     assert "04_draft_tp" not in skipped and len(skipped) == 7 and folder.parent == place.parent
     from workbench.cli import changes as parsed
     from workbench.experiment.profile import load
+
     assert load("cpu-tiny", parsed(changes)) == panel.chosen()
 
 
@@ -87,7 +100,11 @@ def test_what_cannot_be_run_is_said_and_not_started(place):
     panel = Quick("cpu-tiny", place)
     for box in panel.arms.children:
         box.value = False
-    assert panel.begin() is None and "plan.arms: is empty; tick an arm." in panel.checks.value and not Quick.started
+    assert (
+        panel.begin() is None
+        and "plan.arms: is empty; tick an arm." in panel.checks.value
+        and not Quick.started
+    )
 
 
 def test_the_widgets_take_a_profiles_own_plan_and_every_divisor_of_its_tp(place):
@@ -102,14 +119,23 @@ def test_a_finished_run_is_shown_with_its_verdict_and_nothing_of_it_is_markup(pl
     folder = place.parent / "cpu-tiny-1"
     lab = measured(folder)
     from workbench.publish import publish
+
     publish(lab)
     (folder / ticket.LOG).write_text("<b>draft_tp: block 9 of 9 on own-1</b>")
     ticket.write(folder, ticket.Ticket(1, -7, "08_report", 8, 8, 0))
     panel.folder = folder
     panel.refresh()
     assert panel.pairs.value == lab.profile.plan.pairs
-    assert "finished, valid" in panel.state.value and "Valid." in panel.result.value and "own-1 is" in panel.result.value
-    assert "<svg" in panel.chart.value and "&lt;b&gt;" in panel.log.value and "<b>draft" not in panel.log.value
+    assert (
+        "finished, valid" in panel.state.value
+        and "Valid." in panel.result.value
+        and "own-1 is" in panel.result.value
+    )
+    assert (
+        "<svg" in panel.chart.value
+        and "&lt;b&gt;" in panel.log.value
+        and "<b>draft" not in panel.log.value
+    )
 
 
 def test_a_notebook_shows_it_by_its_last_line(place):
@@ -118,21 +144,39 @@ def test_a_notebook_shows_it_by_its_last_line(place):
 
 # ------------------------------------------------------------------ what is seen of a run at work
 
+
 def test_the_interval_narrows_and_ends_as_the_verdict_has_it():
     records = [r for r in sound() if not isinstance(r, Block) or r.role != "parity"]
     table = narrowing.narrowing(profile(), records)
     assert narrowing.question(records) == ("draft_tp", "own-1", "shared")
     widths = (table["high"] - table["low"]).tolist()
-    assert table["pair"].tolist() == [1, 2, 3, 4, 5, 6] and widths[3] > widths[5] and all(w != w for w in widths[:3])
+    assert (
+        table["pair"].tolist() == [1, 2, 3, 4, 5, 6]
+        and widths[3] > widths[5]
+        and all(w != w for w in widths[:3])
+    )
     from workbench.judge import verdict
-    found = next(c for c in verdict.judge(profile(), sound()).comparisons if (c.a, c.b, c.metric) == ("own-1", "shared", "tokens_per_s"))
-    assert table.iloc[-1]["low"] == pytest.approx(found.interval.low) and table.iloc[-1]["ratio"] == pytest.approx(found.interval.ratio)
+
+    found = next(
+        c
+        for c in verdict.judge(profile(), sound()).comparisons
+        if (c.a, c.b, c.metric) == ("own-1", "shared", "tokens_per_s")
+    )
+    assert table.iloc[-1]["low"] == pytest.approx(found.interval.low) and table.iloc[-1][
+        "ratio"
+    ] == pytest.approx(found.interval.ratio)
     assert charts.svg(charts.narrowing(table)).count("<path") > 6
 
 
 def test_before_the_first_pair_there_is_nothing_to_see(tmp_path):
-    assert narrowing.narrowing(profile(), []).empty and narrowing.question([]) is None and ticket.progress(tmp_path) is None
-    assert "no pair of blocks yet" in charts.svg(charts.narrowing(narrowing.narrowing(profile(), [])))
+    assert (
+        narrowing.narrowing(profile(), []).empty
+        and narrowing.question([]) is None
+        and ticket.progress(tmp_path) is None
+    )
+    assert "no pair of blocks yet" in charts.svg(
+        charts.narrowing(narrowing.narrowing(profile(), []))
+    )
 
 
 def test_progress_is_a_record_that_the_panel_words(place):
@@ -142,7 +186,10 @@ def test_progress_is_a_record_that_the_panel_words(place):
     ticket.tell_progress(folder, at)
     assert ticket.progress(folder) == at
     panel.refresh()
-    assert "block 2 of 9 on shared+steps=2, about 2 min left" in panel.state.value and (panel.bar.value, panel.bar.max) == (1, 9)
+    assert "block 2 of 9 on shared+steps=2, about 2 min left" in panel.state.value and (
+        panel.bar.value,
+        panel.bar.max,
+    ) == (1, 9)
     with ticket.Claim(folder.parent / "next"):
         assert ticket.progress(folder.parent / "next") is None
 

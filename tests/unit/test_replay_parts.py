@@ -1,4 +1,7 @@
-"""A replay's parts without a kernel: what counts as finished, what a batch leaves out, what is left to measure, and an interruption anywhere."""
+"""A replay's parts without a kernel: what counts as finished, what a batch leaves out, what is left
+to measure, and an interruption anywhere.
+"""
+
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
@@ -7,24 +10,38 @@ from simulated_sweeps import play
 
 from workbench import replay
 from workbench.experiment import plans, runlog, sweeps
-from workbench.judge import verdict
-from workbench.serving import gpus
-from workbench.run import lab
 from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.profile import ROOT
 from workbench.experiment.runlog import Block, Failure, RunLog
+from workbench.judge import verdict
+from workbench.run import lab
+from workbench.serving import gpus
 
 
 def cell(status: str, *tags: str):
     return new_code_cell("pass", metadata={"papermill": {"status": status}, "tags": list(tags)})
 
 
-@pytest.mark.parametrize(("statuses", "expected"), [
-    (("completed", "completed"), True), (("completed", "failed"), False), (("completed", "pending"), False), (("completed", "running"), False), ((), False)])
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (("completed", "completed"), True),
+        (("completed", "failed"), False),
+        (("completed", "pending"), False),
+        (("completed", "running"), False),
+        ((), False),
+    ],
+)
 def test_a_notebook_is_finished_when_every_cell_ran_to_its_end(statuses, expected, tmp_path):
     path = tmp_path / "n.ipynb"
     # As a killed kernel leaves it: papermill writes an end and no error.
-    nbformat.write(new_notebook(cells=[cell(s) for s in statuses], metadata={"papermill": {"end_time": "2026", "exception": None}}), path)
+    nbformat.write(
+        new_notebook(
+            cells=[cell(s) for s in statuses],
+            metadata={"papermill": {"end_time": "2026", "exception": None}},
+        ),
+        path,
+    )
     assert replay.finished(path) is expected
 
 
@@ -57,7 +74,11 @@ def test_what_is_left_is_known_from_the_log(tmp_path):
     assert replay._left_s(done, replay.NOTEBOOKS) is None
     part = lab.open_lab("cpu-tiny", tmp_path / "part")
     with RunLog(part.folder / "runs.jsonl") as file:
-        for record in [r for r in done.records if r.kind == "start" or r.kind == "block" and r.experiment == "baseline"]:
+        for record in [
+            r
+            for r in done.records
+            if r.kind == "start" or r.kind == "block" and r.experiment == "baseline"
+        ]:
             file.append(record)
     left = replay._left_s(part, replay.NOTEBOOKS)
     # Four starts of 15 s and two of 04's servers, and blocks beside.
@@ -67,11 +88,12 @@ def test_what_is_left_is_known_from_the_log(tmp_path):
 @pytest.mark.parametrize("after", [0, 1, 3, 5, 8, 9])
 def test_a_baseline_that_is_interrupted_anywhere_ends_with_a_result(after):
     from simulated_runs import profile
+
     chosen = profile(plan={"pairs": 4})
-    plan = lambda records: plans.baseline(chosen, 100, records)  # noqa: E731
+    plan = lambda records: plans.baseline(chosen, 100, records)
     first = play(plan, lambda _: 1.0, most=after)
     records = play(plan, lambda _: 1.0, records=first)
-    control, = [c for c in verdict.judge(chosen, records).controls if c.metric == "tokens_per_s"]
+    (control,) = [c for c in verdict.judge(chosen, records).controls if c.metric == "tokens_per_s"]
     assert control.valid and control.units[0] >= 4
     assert play(plan, lambda _: 1.0, records=records) == records
 
@@ -88,8 +110,19 @@ def test_who_stopped_a_run_is_told_and_is_no_refusal(tmp_path):
 def test_a_setting_that_was_left_out_is_told_and_is_no_refusal(tmp_path):
     run = measured(tmp_path)
     with RunLog(run.folder / "runs.jsonl") as file:
-        file.append(Failure(experiment=sweeps.COLLECTIVES, arm="shared+comm=gloo-lo-x2", time="t", what="setting", reason="it hangs."))
-    assert run.verdict.valid and "collectives: shared+comm=gloo-lo-x2 was left out (it hangs)." in run.verdict.notes
+        file.append(
+            Failure(
+                experiment=sweeps.COLLECTIVES,
+                arm="shared+comm=gloo-lo-x2",
+                time="t",
+                what="setting",
+                reason="it hangs.",
+            )
+        )
+    assert (
+        run.verdict.valid
+        and "collectives: shared+comm=gloo-lo-x2 was left out (it hangs)." in run.verdict.notes
+    )
 
 
 def test_two_processes_do_not_write_one_log(tmp_path, monkeypatch):
@@ -105,12 +138,24 @@ def test_two_processes_do_not_write_one_log(tmp_path, monkeypatch):
 def test_time_left_is_by_blocks_of_their_kind_and_starts(tmp_path):
     run = measured(tmp_path)
     tasks = [task for _, task in plans.numbered(plans.baseline(run.profile, len(run.prompts)))]
-    alone = [r.seconds for r in run.records if isinstance(r, Block) and r.role != "parity" and (len(r.requests), r.concurrency) == (run.profile.workload.requests_per_block, 1)]
+    alone = [
+        r.seconds
+        for r in run.records
+        if isinstance(r, Block)
+        and r.role != "parity"
+        and (len(r.requests), r.concurrency) == (run.profile.workload.requests_per_block, 1)
+    ]
     told = plans.left_s(run.records, [t for t in tasks if t.planned.role == "measure"], 2)
     assert told == pytest.approx(30 + 8 * sum(alone) / len(alone), rel=0.01)
     assert plans.left_s([], tasks, 1) is None
     assert [plans.left_words(s) for s in (None, 3, 42, 99, 125, 3600)] == [
-        "", ", about 5 s left", ", about 40 s left", ", about 100 s left", ", about 2 min left", ", about 60 min left"]
+        "",
+        ", about 5 s left",
+        ", about 40 s left",
+        ", about 100 s left",
+        ", about 2 min left",
+        ", about 60 min left",
+    ]
 
 
 def test_the_facts_of_this_machine_are_found_without_a_gpu():

@@ -1,4 +1,7 @@
-"""The repository itself: pins agree, notebooks are clean and take the parameters they are given, arrows go one way."""
+"""The repository itself: pins agree, notebooks are clean and take the parameters they are given,
+arrows go one way.
+"""
+
 import ast
 import json
 import re
@@ -17,7 +20,11 @@ PIN = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s#]+)")
 
 
 def pins(name: str) -> dict[str, str]:
-    found = [PIN.match(line) for line in (ROOT / name).read_text().splitlines() if line.strip() and not line.startswith("#")]
+    found = [
+        PIN.match(line)
+        for line in (ROOT / name).read_text().splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
     assert all(found), f"{name} has an unpinned line"
     return {match[1].lower(): match[2] for match in found}
 
@@ -26,7 +33,9 @@ def test_every_version_is_pinned_once_and_the_files_agree():
     own, cpu, bare = (pins(f"requirements{kind}.txt") for kind in ("", "-cpu", "-cpu-nodeps"))
     assert not (own.keys() & cpu.keys() | own.keys() & bare.keys() | cpu.keys() & bare.keys())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["tool"]["setuptools"]["dynamic"]["dependencies"] == {"file": ["requirements.txt"]}
+    assert project["tool"]["setuptools"]["dynamic"]["dependencies"] == {
+        "file": ["requirements.txt"]
+    }
     assert project["project"]["optional-dependencies"]["gpu"] == [f"sglang=={bare['sglang']}"]
     conda = yaml.safe_load((ROOT / "environment.yml").read_text())
     pip = next(entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict))
@@ -35,12 +44,24 @@ def test_every_version_is_pinned_once_and_the_files_agree():
     assert published["sglang"] == bare["sglang"]
     assert all(everything[name.lower()] == version for name, version in published.items())
     from workbench.engine.orders import SGLANG
+
     assert SGLANG == bare["sglang"]
 
 
 def test_the_named_packages_are_there():
-    named = {"jupyterlab", "ipywidgets", "torch", "sglang", "papermill", "pandas", "altair", "pytest"}
-    assert named <= {name for kind in ("", "-cpu", "-cpu-nodeps") for name in pins(f"requirements{kind}.txt")}
+    named = {
+        "jupyterlab",
+        "ipywidgets",
+        "torch",
+        "sglang",
+        "papermill",
+        "pandas",
+        "altair",
+        "pytest",
+    }
+    assert named <= {
+        name for kind in ("", "-cpu", "-cpu-nodeps") for name in pins(f"requirements{kind}.txt")
+    }
 
 
 def test_ci_calls_the_one_test_command():
@@ -56,11 +77,17 @@ def test_a_notebook_is_clean_and_only_composes(path):
     parameters = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
     assert len(parameters) == 1
     tree = ast.parse("".join(parameters[0]["source"]))
-    assert all(isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) for node in tree.body)      # plain literals
+    assert all(
+        isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) for node in tree.body
+    )  # plain literals
     assert {node.targets[0].id for node in tree.body} == {"profile", "out"}
     for cell in code:
         body = ast.parse("".join(cell["source"]))
-        assert not [n for n in ast.walk(body) if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.If, ast.While, ast.Try))], path.stem
+        assert not [
+            n
+            for n in ast.walk(body)
+            if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.If, ast.While, ast.Try))
+        ], path.stem
 
 
 def test_the_replayed_notebooks_exist():
@@ -68,26 +95,48 @@ def test_the_replayed_notebooks_exist():
 
 
 def test_sglangs_processes_load_no_notebook_or_table_package():
-    code = ("import sys, workbench.engine.plugin as p, workbench.engine.cpu.backend; "
-            "print([m for m in ('pandas', 'altair', 'IPython', 'papermill', 'scipy', 'pydantic', 'workbench.run.lab') if m in sys.modules])")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, workbench.engine.plugin as p, workbench.engine.cpu.backend; print([m for m in"
+        " ('pandas', 'altair', 'IPython', 'papermill', 'scipy', 'pydantic', 'workbench.run.lab') if"
+        " m in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
-# What the outside may know of the engine: its orders and where its stand-ins lie, neither of which touches SGLang.
+# What the outside may know of the engine: its orders and where its stand-ins lie, neither of which
+# touches SGLang.
 SHARED = {"workbench.engine.orders", "workbench.engine.cpu.paths"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "workbench").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "workbench").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_arrows_go_one_way(path: Path):
     inside = "engine" in path.relative_to(ROOT).parts
     for node in ast.walk(ast.parse(path.read_text())):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else \
-            [f"{node.module}.{a.name}" for a in node.names] + [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        names = (
+            [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else (
+                [f"{node.module}.{a.name}" for a in node.names] + [node.module]
+                if isinstance(node, ast.ImportFrom) and node.module
+                else []
+            )
+        )
         for name in names:
             if inside:
-                assert not name.startswith("workbench.") or name.startswith("workbench.engine"), f"{path.name} imports {name}"
+                assert not name.startswith("workbench.") or name.startswith("workbench.engine"), (
+                    f"{path.name} imports {name}"
+                )
             elif name.startswith("workbench.engine."):
-                assert any(name == allowed or name.startswith(allowed + ".") for allowed in SHARED), f"{path.name} imports {name}"
+                assert any(
+                    name == allowed or name.startswith(allowed + ".") for allowed in SHARED
+                ), f"{path.name} imports {name}"
             elif name.split(".")[0] == "sglang":
                 assert path.name == "probe_sglang.py", f"{path.name} imports {name}"
 

@@ -1,19 +1,33 @@
 """The notebooks' answers in words, computed from the log."""
+
 from __future__ import annotations
 
 from workbench.experiment import metrics
-from workbench.run.lab import Lab
 from workbench.experiment.runlog import Block
+from workbench.run.lab import Lab
 
 
 def baseline(lab: Lab) -> str:
     """03_baseline: throughput without speculation, and how far the arm differs from itself."""
-    blocks = [b for b in lab.records if isinstance(b, Block) and (b.experiment, b.role) == ("baseline", "measure")]
-    controls = [c for c in lab.verdict.controls if (c.experiment, c.metric) == ("baseline", "tokens_per_s") and c.interval]
+    blocks = [
+        b
+        for b in lab.records
+        if isinstance(b, Block) and (b.experiment, b.role) == ("baseline", "measure")
+    ]
+    controls = [
+        c
+        for c in lab.verdict.controls
+        if (c.experiment, c.metric) == ("baseline", "tokens_per_s") and c.interval
+    ]
     if not controls:
         return "No answer: the plain server was not measured against itself."
     i = controls[0].interval
-    caveat = " On the CPU engine this says nothing about GPUs." if lab.profile.engine == "cpu" else ""
-    return (f"Without speculation {metrics.tokens_per_s(blocks):.1f} tokens/s; against itself the plain server measures {i.ratio:.3f} "
-            f"({100 * i.level:g} % interval {i.low:.3f} to {i.high:.3f}, {controls[0].units[0]} pairs of blocks), which is the noise of a "
-            f"difference inside one server.{caveat}")
+    caveat = (
+        " On the CPU engine this says nothing about GPUs." if lab.profile.engine == "cpu" else ""
+    )
+    return (
+        f"Without speculation {metrics.tokens_per_s(blocks):.1f} tokens/s; against itself the plain"
+        f" server measures {i.ratio:.3f} ({100 * i.level:g} % interval {i.low:.3f} to {i.high:.3f},"
+        f" {controls[0].units[0]} pairs of blocks), which is the noise of a difference inside one"
+        f" server.{caveat}"
+    )

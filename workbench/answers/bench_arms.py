@@ -1,4 +1,7 @@
-"""``workbench bench arms``: the same comparison by hot arms and by restarts on this machine; which one buys its precision cheaper."""
+"""``workbench bench arms``: the same comparison by hot arms and by restarts on this machine; which
+one buys its precision cheaper.
+"""
+
 from __future__ import annotations
 
 import json
@@ -13,12 +16,12 @@ import pandas as pd
 from scipy import special
 
 from workbench.experiment import metrics, runlog, schedule
-from workbench.judge import stats
-from workbench.report import charts
 from workbench.experiment.errors import WorkbenchError
-from workbench.run.lab import Lab
 from workbench.experiment.plans import WARMUP_REQUESTS, Task
 from workbench.experiment.runlog import Block, Line, Start
+from workbench.judge import stats
+from workbench.report import charts
+from workbench.run.lab import Lab
 
 HOT, RESTARTS = "bench_hot", "bench_restarts"
 WAYS = {HOT: "hot arms", RESTARTS: "restarts"}
@@ -26,8 +29,10 @@ WAYS = {HOT: "hot arms", RESTARTS: "restarts"}
 
 @dataclass(frozen=True)
 class Point:
-    """A comparison after so many seconds. units: pairs of blocks, or starts a side; ratio: its estimate; error: standard error of the
-    log ratio; df: its degrees of freedom."""
+    """A comparison after so many seconds. units: pairs of blocks, or starts a side; ratio: its
+    estimate; error: standard error of the
+    log ratio.
+    df: its degrees of freedom."""
 
     way: str
     seconds: float
@@ -38,7 +43,9 @@ class Point:
 
     @property
     def cost(self) -> float:
-        """Variance times time, which stays the same however long one measures: seconds that buy a standard error of 1 (100 %)."""
+        """Variance times time, which stays the same however long one measures: seconds that buy a
+        standard error of 1 (100 %).
+        """
         return self.error**2 * self.seconds
 
 
@@ -53,17 +60,37 @@ class Gain:
 
 
 def tasks(lab: Lab, a: str, b: str, pairs: int, starts: int) -> list[Task]:
-    """Pairs of blocks in one server that holds both arms, then as many starts a side, each with the blocks of the profile."""
-    plan, requests, prompts = lab.profile.plan, lab.profile.workload.requests_per_block, len(lab.prompts)
+    """Pairs of blocks in one server that holds both arms, then as many starts a side, each with the
+    blocks of the profile.
+    """
+    plan, requests, prompts = (
+        lab.profile.plan,
+        lab.profile.workload.requests_per_block,
+        len(lab.prompts),
+    )
     planned = schedule.paired(HOT, (a, b), pairs, prompts, requests, WARMUP_REQUESTS, plan.seed)
-    planned += schedule.by_starts(RESTARTS, (a, b), starts, plan.blocks_per_start, prompts, requests, WARMUP_REQUESTS, plan.seed)
-    return [Task(p, lab.profile.workload.concurrency, lab.profile.workload.max_new_tokens) for p in planned]
+    planned += schedule.by_starts(
+        RESTARTS,
+        (a, b),
+        starts,
+        plan.blocks_per_start,
+        prompts,
+        requests,
+        WARMUP_REQUESTS,
+        plan.seed,
+    )
+    return [
+        Task(p, lab.profile.workload.concurrency, lab.profile.workload.max_new_tokens)
+        for p in planned
+    ]
 
 
 def curve(records: Sequence[Line], experiment: str, a: str, b: str) -> list[Point]:
-    """How the standard error of the ratio of a to b in tokens/s falls with the seconds spent, starts of servers and warming up included.
+    """How the standard error of the ratio of a to b in tokens/s falls with the seconds spent,
+    starts of servers and warming up included.
 
-    A point after every pair of blocks (from the second), or after every round of starts in which both arms had one more (from the second).
+    A point after every pair of blocks (from the second), or after every round of starts in which
+    both arms had one more (from the second).
     """
     blocks = [r for r in records if isinstance(r, Block) and r.experiment == experiment]
     starts = [r for r in records if isinstance(r, Start) and r.experiment == experiment]
@@ -72,18 +99,29 @@ def curve(records: Sequence[Line], experiment: str, a: str, b: str) -> list[Poin
     points, seen = [], []
     for _, group in groupby(blocks, key=lambda block: (block.start, hot and block.pair)):
         seen += group
-        found = (_paired if hot else _by_starts)([block for block in seen if block.role == "measure"], a, b)
+        found = (_paired if hot else _by_starts)(
+            [block for block in seen if block.role == "measure"], a, b
+        )
         if found and (not points or found[0] > points[-1].units):
             units, mean, error, df = found
-            points.append(Point(WAYS[experiment], _time(seen[-1].time) + seen[-1].seconds - begun, units, math.exp(mean), float(error),
-                                float(df)))
+            points.append(
+                Point(
+                    WAYS[experiment],
+                    _time(seen[-1].time) + seen[-1].seconds - begun,
+                    units,
+                    math.exp(mean),
+                    float(error),
+                    float(df),
+                )
+            )
     return points
 
 
 def gain(hot: Point, restarts: Point, level: float = stats.LEVEL) -> Gain:
     """Variance x time of restarts over that of hot arms.
 
-    Seconds are taken as they are; the ratio of two estimated variances of normal logs follows F with their degrees of freedom.
+    Seconds are taken as they are; the ratio of two estimated variances of normal logs follows F
+    with their degrees of freedom.
     Raises: WorkbenchError when either has no spread.
     """
     if not (hot.error > 0 and restarts.error > 0):
@@ -98,32 +136,55 @@ def gain(hot: Point, restarts: Point, level: float = stats.LEVEL) -> Gain:
 
 def sentence(hot: Point, restarts: Point, found: Gain) -> str:
     def way(point: Point, units: str) -> str:
-        return f"{point.way} gave the ratio {point.ratio:.3f} with a standard error of {100 * point.error:.2g} % in {point.seconds:.0f} s ({units})"
+        return (
+            f"{point.way} gave the ratio {point.ratio:.3f} with a standard error of"
+            f" {100 * point.error:.2g} % in {point.seconds:.0f} s ({units})"
+        )
 
-    return (f"{way(hot, f'{hot.units} pairs of blocks')}, {way(restarts, f'{restarts.units} starts a side')}: restarts have {found.ratio:.3g} "
-            f"times the variance x time ({found.level:.0%} interval {found.low:.3g} to {found.high:.3g}).").capitalize()
+    return (
+        f"{way(hot, f'{hot.units} pairs of blocks')},"
+        f" {way(restarts, f'{restarts.units} starts a side')}: restarts have {found.ratio:.3g}"
+        f" times the variance x time ({found.level:.0%} interval {found.low:.3g} to"
+        f" {found.high:.3g})."
+    ).capitalize()
 
 
 def table(points: Sequence[Point]) -> pd.DataFrame:
     """One row a point: way, time (s), standard error (%)."""
-    return pd.DataFrame([{"way": p.way, "time (s)": p.seconds, "standard error (%)": 100 * p.error} for p in points])
+    return pd.DataFrame(
+        [{"way": p.way, "time (s)": p.seconds, "standard error (%)": 100 * p.error} for p in points]
+    )
 
 
 def arms(lab: Lab, a: str = "own-1", b: str = "shared", pairs: int = 12, starts: int = 4) -> str:
-    """Measure both ways what is not in the run's log yet; leaves bench.json and bench.svg in its folder and returns the sentence.
+    """Measure both ways what is not in the run's log yet; leaves bench.json and bench.svg in its
+    folder and returns the sentence.
 
     Raises: as ``Lab.measure``; WorkbenchError when a way has fewer than two units.
     """
     lab.measure(tasks(lab, a, b, pairs, starts))
-    curves = [curve(runlog.read(lab.folder / "runs.jsonl"), experiment, a, b) for experiment in (HOT, RESTARTS)]
+    curves = [
+        curve(runlog.read(lab.folder / "runs.jsonl"), experiment, a, b)
+        for experiment in (HOT, RESTARTS)
+    ]
     if not all(curves):
-        raise WorkbenchError("a standard error needs two pairs of blocks and two starts a side: ask for more.")
+        raise WorkbenchError(
+            "a standard error needs two pairs of blocks and two starts a side: ask for more."
+        )
     hot, restarts = (points[-1] for points in curves)
     found = gain(hot, restarts)
     said = sentence(hot, restarts, found)
-    content = {"a": a, "b": b, "sentence": said, "gain": asdict(found), "points": [asdict(point) for points in curves for point in points]}
+    content = {
+        "a": a,
+        "b": b,
+        "sentence": said,
+        "gain": asdict(found),
+        "points": [asdict(point) for points in curves for point in points],
+    }
     (lab.folder / "bench.json").write_text(json.dumps(content, indent=1))
-    (lab.folder / "bench.svg").write_text(charts.svg(charts.precision(table([point for points in curves for point in points]))))
+    (lab.folder / "bench.svg").write_text(
+        charts.svg(charts.precision(table([point for points in curves for point in points])))
+    )
     return said
 
 
@@ -138,12 +199,19 @@ def _paired(blocks: Sequence[Block], a: str, b: str) -> Estimate | None:
 
 def _by_starts(blocks: Sequence[Block], a: str, b: str) -> Estimate | None:
     sides = [_starts([x for x in blocks if x.arm == arm]) for arm in (a, b)]
-    return (min(map(len, sides)), *stats.welch_error(*sides)) if min(map(len, sides)) > 1 and len(sides[0]) == len(sides[1]) else None
+    return (
+        (min(map(len, sides)), *stats.welch_error(*sides))
+        if min(map(len, sides)) > 1 and len(sides[0]) == len(sides[1])
+        else None
+    )
 
 
 def _starts(blocks: Sequence[Block]) -> list[float]:
     """The mean log speed of each start."""
-    return [float(np.mean([_log_speed([x]) for x in blocks if x.start == start])) for start in dict.fromkeys(x.start for x in blocks)]
+    return [
+        float(np.mean([_log_speed([x]) for x in blocks if x.start == start]))
+        for start in dict.fromkeys(x.start for x in blocks)
+    ]
 
 
 def _log_speed(blocks: Sequence[Block]) -> float:

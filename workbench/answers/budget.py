@@ -1,4 +1,7 @@
-"""What separating the draft could be worth, before a server is started: the ceilings and predictions of 02_budget."""
+"""What separating the draft could be worth, before a server is started: the ceilings and
+predictions of 02_budget.
+"""
+
 from __future__ import annotations
 
 import math
@@ -8,30 +11,40 @@ from typing import Any
 import pandas as pd
 
 from workbench.answers import host_time
-from workbench.predict import ceilings, cycle_time, machine, model_shape
 from workbench.experiment.arms import Arm
+from workbench.experiment.errors import BadInput, WorkbenchError
+from workbench.experiment.runlog import Block
+from workbench.predict import ceilings, cycle_time, machine, model_shape
 from workbench.predict.basis import Basis
 from workbench.predict.cycle_time import Prediction
-from workbench.experiment.errors import BadInput, WorkbenchError
-from workbench.run.lab import Lab
 from workbench.predict.machine import Machine
-from workbench.experiment.runlog import Block
 from workbench.report.tables import number
+from workbench.run.lab import Lab
 
 CPU_CAVEAT = " Measured on the CPU engine: not a statement about GPUs."
 
 
 def basis(run: Lab) -> Basis:
-    """The inputs kept in the run's log; else those of this machine, which are measured where they never were, and kept in the log.
+    """The inputs kept in the run's log; else those of this machine, which are measured where they
+    never were, and kept in the log.
 
-    A log that holds measurements but no inputs may be another machine's: then there is no basis, and no prediction.
+    A log that holds measurements but no inputs may be another machine's: then there is no basis,
+    and no prediction.
     """
     kept = run.finding("machine")
     if kept is None and any(isinstance(record, Block) for record in run.records):
-        return Basis(why="the log holds measurements but not the inputs of their machine: run 02_budget before the servers")
+        return Basis(
+            why=(
+                "the log holds measurements but not the inputs of their machine: run 02_budget"
+                " before the servers"
+            )
+        )
     try:
         inputs = machine.of(run.profile) if kept is None else Machine.from_json(kept)
-        target, draft = (model_shape.read(getattr(run.profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
+        target, draft = (
+            model_shape.read(getattr(run.profile.pair, side), f"pair.{side}")
+            for side in ("target", "draft")
+        )
         cycle_time.by_placement(run.profile, target, draft, inputs)
         told_by, told = host_time.of(run, inputs)
     except WorkbenchError as error:
@@ -42,15 +55,22 @@ def basis(run: Lab) -> Basis:
 
 
 def context(run: Lab) -> float:
-    """Tokens of KV that a request of the workload holds half way through its answer, on average over the prompts."""
-    return sum(len(p["input_ids"]) for p in run.prompts) / len(run.prompts) + run.profile.workload.max_new_tokens / 2
+    """Tokens of KV that a request of the workload holds half way through its answer, on average
+    over the prompts.
+    """
+    return (
+        sum(len(p["input_ids"]) for p in run.prompts) / len(run.prompts)
+        + run.profile.workload.max_new_tokens / 2
+    )
 
 
 def numbers(run: Lab, verdict: Mapping[str, Any], found: Basis = Basis()) -> ceilings.Numbers:
-    """The numbers of the ceilings: this run's where none and shared were measured, else the origin's; ``source`` says which.
+    """The numbers of the ceilings: this run's where none and shared were measured, else the
+    origin's; ``source`` says which.
 
-    By cycle times, so that prefill and queue are left out and requests at once count as one. The draft's collectives are those counted,
-    at the latency that the machine's inputs give for the draft's own messages (the origin's estimate where there are none).
+    By cycle times, so that prefill and queue are left out and requests at once count as one. The
+    draft's collectives are those counted, at the latency that the machine's inputs give for the
+    draft's own messages (the origin's estimate where there are none).
     """
     arms, steps = verdict.get("arms") or {}, run.profile.speculation.steps
     plain, shared = (number((arms.get(arm) or {}).get("cycle_ms")) for arm in ("none", "shared"))
@@ -66,17 +86,32 @@ def numbers(run: Lab, verdict: Mapping[str, Any], found: Basis = Basis()) -> cei
     if found.inputs is not None:
         known["collective_s"] = (collective_s(run, found),) * 2
     try:
-        return ceilings.Numbers(1e3 / plain, 1e3 * length / shared, length, steps, **known, source="this run's cycle times")
+        return ceilings.Numbers(
+            1e3 / plain,
+            1e3 * length / shared,
+            length,
+            steps,
+            **known,
+            source="this run's cycle times",
+        )
     except BadInput as error:
-        return ceilings.Numbers(source=f"the origin's numbers (this run's cannot be used: {str(error).rstrip('.')})")
+        return ceilings.Numbers(
+            source=f"the origin's numbers (this run's cannot be used: {str(error).rstrip('.')})"
+        )
 
 
 def collectives(run: Lab, facts: Mapping[str, Any], found: Basis) -> float | None:
-    """Collectives of shared's drafting a cycle: as counted in the server, or where graphs hide them from that by its source."""
+    """Collectives of shared's drafting a cycle: as counted in the server, or where graphs hide them
+    from that by its source.
+    """
     counted = facts.get("collectives_per_round") or {}
     if "draft" in counted and not cycle_time.graphs(run.profile):
         return counted["draft"] + counted.get("draft_extend", 0)
-    return None if found.inputs is None else sum(c.count for work in _drafting(run, found) for c in work.collectives)
+    return (
+        None
+        if found.inputs is None
+        else sum(c.count for work in _drafting(run, found) for c in work.collectives)
+    )
 
 
 def _drafting(run: Lab, found: Basis) -> list[cycle_time.Work]:
@@ -88,12 +123,22 @@ def collective_s(run: Lab, found: Basis) -> float:
     """Mean seconds of one collective of shared's drafting, by the machine's latencies."""
     works = _drafting(run, found)
     count = sum(c.count for work in works for c in work.collectives)
-    return sum(cycle_time.cost(run.profile, work, found.inputs).collective_s for work in works) / count if count else 0.0
+    return (
+        sum(cycle_time.cost(run.profile, work, found.inputs).collective_s for work in works) / count
+        if count
+        else 0.0
+    )
 
 
 def placements(run: Lab, found: Basis) -> dict[str, Prediction]:
     """{arm: its predicted cycle} for shared and every own-N; empty without a basis."""
-    return {} if found.inputs is None else cycle_time.by_placement(run.profile, found.target, found.draft, found.inputs, context=context(run))
+    return (
+        {}
+        if found.inputs is None
+        else cycle_time.by_placement(
+            run.profile, found.target, found.draft, found.inputs, context=context(run)
+        )
+    )
 
 
 def inputs(found: Basis) -> pd.DataFrame:
@@ -101,7 +146,12 @@ def inputs(found: Basis) -> pd.DataFrame:
     if found.inputs is None:
         return pd.DataFrame([{"input": "none", "why": found.why}])
     rows = machine.rates(found.inputs)
-    return rows.assign(value=["unknown" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}" for value in rows["value"]])
+    return rows.assign(
+        value=[
+            "unknown" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+            for value in rows["value"]
+        ]
+    )
 
 
 def latencies(found: Basis) -> pd.DataFrame:
@@ -113,35 +163,79 @@ def unmeasured(found: Basis) -> str:
     """What the machine's inputs lack, a line each."""
     if found.inputs is None:
         return f"Nothing was measured: {found.why}."
-    return "\n".join(f"{what}: {why}" for what, why in machine.unmeasured(found.inputs).items()) or "Every input was measured."
+    return (
+        "\n".join(f"{what}: {why}" for what, why in machine.unmeasured(found.inputs).items())
+        or "Every input was measured."
+    )
 
 
 def placement_table(predictions: Mapping[str, Prediction]) -> pd.DataFrame:
-    """One row a placement: what drafting takes of a cycle, by what it is spent on, in milliseconds."""
+    """One row a placement: milliseconds that drafting takes of a cycle, by what takes them."""
     rows = []
     for arm, prediction in predictions.items():
         costs = [prediction.stages[stage] for stage in ("draft", "draft_extend")]
-        rows.append((arm, *(1e3 * sum(of(c) for c in costs) for of in (
-            lambda c: c.work_s, lambda c: c.collective_s, lambda c: c.launch_s)), 1e3 * prediction.draft_s, 1e3 * prediction.cycle_s))
-    return pd.DataFrame(rows, columns=["arm", "weights and KV (ms)", "collectives (ms)", "launches (ms)", "drafting (ms/cycle)",
-                                       "cycle (ms)"])
+        rows.append(
+            (
+                arm,
+                *(
+                    1e3 * sum(of(c) for c in costs)
+                    for of in (lambda c: c.work_s, lambda c: c.collective_s, lambda c: c.launch_s)
+                ),
+                1e3 * prediction.draft_s,
+                1e3 * prediction.cycle_s,
+            )
+        )
+    return pd.DataFrame(
+        rows,
+        columns=[
+            "arm",
+            "weights and KV (ms)",
+            "collectives (ms)",
+            "launches (ms)",
+            "drafting (ms/cycle)",
+            "cycle (ms)",
+        ],
+    )
 
 
 def placement_bars(predictions: Mapping[str, Prediction]) -> pd.DataFrame:
     """What drafting takes by what it is spent on, for ``charts.stage_times``."""
     parts = placement_table(predictions).rename(columns=lambda name: name.removesuffix(" (ms)"))
-    return parts.melt("arm", ["weights and KV", "collectives", "launches"], "stage", "time (ms/cycle)")
+    return parts.melt(
+        "arm", ["weights and KV", "collectives", "launches"], "stage", "time (ms/cycle)"
+    )
 
 
-def verify_table(run: Lab, found: Basis, widths: Sequence[int] = tuple(range(1, 9))) -> pd.DataFrame:
-    """One row a width (1 among them): the predicted time of a verify of so many tokens and, for a mixture, how many experts of a layer it reads."""
+def verify_table(
+    run: Lab, found: Basis, widths: Sequence[int] = tuple(range(1, 9))
+) -> pd.DataFrame:
+    """One row a width (1 among them): the predicted time of a verify of so many tokens and, for a
+    mixture, how many experts of a layer it reads.
+    """
     columns = ["tokens verified", "verify (ms)", "in plain steps"]
     if found.inputs is None:
         return pd.DataFrame(columns=columns)
-    times, experts = cycle_time.verify_s(run.profile, found.target, found.inputs, widths, context=context(run)), found.target.experts
+    times, experts = (
+        cycle_time.verify_s(run.profile, found.target, found.inputs, widths, context=context(run)),
+        found.target.experts,
+    )
     rows = pd.DataFrame([(w, 1e3 * s, s / times[1]) for w, s in times.items()], columns=columns)
-    return rows if experts is None else rows.assign(**{"experts read (of a layer)": [
-        cycle_time.distinct_experts(experts.count, cycle_time.experts_a_token(found.target), w * run.profile.workload.concurrency) for w in times]})
+    return (
+        rows
+        if experts is None
+        else rows.assign(
+            **{
+                "experts read (of a layer)": [
+                    cycle_time.distinct_experts(
+                        experts.count,
+                        cycle_time.experts_a_token(found.target),
+                        w * run.profile.workload.concurrency,
+                    )
+                    for w in times
+                ]
+            }
+        )
+    )
 
 
 def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
@@ -152,9 +246,15 @@ def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
         return f"{said} No prediction for this machine: {found.why}."
     chosen, shared = cycle_time.best(predictions), predictions["shared"]
     gain = shared.draft_s - chosen.draft_s
-    best = f"least on {chosen.arm}, {in_ms(chosen.draft_s)}: separating saves {in_ms(gain)} of {in_ms(shared.cycle_s)} at best"
-    return (f"{said} On this machine ({found.inputs.name}) the model expects drafting to take {in_ms(shared.draft_s)} of a cycle on the "
-            f"target's group and {best if gain > 0 else 'no less on a group of its own'}.{caveat(run)}")
+    best = (
+        f"least on {chosen.arm}, {in_ms(chosen.draft_s)}: separating saves {in_ms(gain)} of"
+        f" {in_ms(shared.cycle_s)} at best"
+    )
+    return (
+        f"{said} On this machine ({found.inputs.name}) the model expects drafting to take"
+        f" {in_ms(shared.draft_s)} of a cycle on the target's group and"
+        f" {best if gain > 0 else 'no less on a group of its own'}.{caveat(run)}"
+    )
 
 
 def caveat(run: Lab) -> str:

@@ -1,4 +1,5 @@
 """Where a cycle's time went: the tables and the answer of 07_cycle, from a run's log."""
+
 from __future__ import annotations
 
 import math
@@ -7,38 +8,60 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.experiment import sweeps
-from workbench.predict import step_count
-from workbench.experiment.arms import Arm
 from workbench.answers.budget import caveat, collective_s, collectives, in_ms, verify_table
+from workbench.experiment import sweeps
+from workbench.experiment.arms import Arm
+from workbench.predict import step_count
 from workbench.predict.basis import Basis
-from workbench.run.lab import Lab
 from workbench.report.tables import NOT_APPLICABLE, number
+from workbench.run.lab import Lab
 
-STAGES = ("draft", "verify", "draft_extend", "decode")      # of a cycle; decode is the step without speculation
+STAGES = (
+    "draft",
+    "verify",
+    "draft_extend",
+    "decode",
+)  # of a cycle; decode is the step without speculation
 HOST = "host"
-TIMING_MAY_COST = 1.0       # percent of throughput
+TIMING_MAY_COST = 1.0  # percent of throughput
 
 
 def measured(verdict: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """{arm: {stage: ms a cycle, "host": what of the cycle is in none of them, "cycle": ms}} of the arms whose cycle is known.
+    """{arm: {stage: ms a cycle, "host": what of the cycle is in none of them, "cycle": ms}} of the
+    arms whose cycle is known.
 
-    Without stage times there are no stages, and host is NaN. Arms that were measured at another load alone are left out.
+    Without stage times there are no stages, and host is NaN. Arms that were measured at another
+    load alone are left out.
     """
     found = {}
     for arm, facts in (verdict.get("arms") or {}).items():
         if str(facts.get("experiment")).startswith(sweeps.crossing("")):
             continue
-        stages = {stage: time for stage in STAGES if (time := number((facts.get("stage_ms") or {}).get(stage))) >= 0}
+        stages = {
+            stage: time
+            for stage in STAGES
+            if (time := number((facts.get("stage_ms") or {}).get(stage))) >= 0
+        }
         if (cycle := number(facts.get("cycle_ms"))) > 0:
-            found[arm] = stages | {HOST: cycle - sum(stages.values()) if stages else math.nan, "cycle": cycle}
+            found[arm] = stages | {
+                HOST: cycle - sum(stages.values()) if stages else math.nan,
+                "cycle": cycle,
+            }
     return found
 
 
 def measured_table(verdict: Mapping[str, Any]) -> pd.DataFrame:
     """``measured`` as a table, one row an arm, in milliseconds; what an arm does not do is "–"."""
-    rows = [{"arm": arm, **{f"{stage.replace('_', '-')} (ms)": told.get(stage, _absent(arm, stage)) for stage in (*STAGES, HOST, "cycle")}}
-            for arm, told in measured(verdict).items()]
+    rows = [
+        {
+            "arm": arm,
+            **{
+                f"{stage.replace('_', '-')} (ms)": told.get(stage, _absent(arm, stage))
+                for stage in (*STAGES, HOST, "cycle")
+            },
+        }
+        for arm, told in measured(verdict).items()
+    ]
     return pd.DataFrame(rows, columns=None if rows else ["arm"])
 
 
@@ -47,44 +70,82 @@ def collectives_table(verdict: Mapping[str, Any]) -> pd.DataFrame:
     rows = []
     for arm in measured(verdict):
         counted = verdict["arms"][arm].get("collectives_per_round") or {}
-        rows.append({"arm": arm} | {stage.replace("_", "-"): number(counted[stage]) if stage in counted else _absent(arm, stage) for stage in STAGES})
+        rows.append(
+            {"arm": arm}
+            | {
+                stage.replace("_", "-"): (
+                    number(counted[stage]) if stage in counted else _absent(arm, stage)
+                )
+                for stage in STAGES
+            }
+        )
     return pd.DataFrame(rows, columns=None if rows else ["arm"])
 
 
 def _absent(arm: str, stage: str) -> float | str:
     """What stands where an arm has no figure of a stage."""
-    return NOT_APPLICABLE if Arm.parse(arm).speculates == (stage == "decode") and stage in STAGES else math.nan
+    return (
+        NOT_APPLICABLE
+        if Arm.parse(arm).speculates == (stage == "decode") and stage in STAGES
+        else math.nan
+    )
 
 
 def timing(verdict: Mapping[str, Any]) -> str:
-    """What timing the stages costs, in words: from shared without it (the arm shared+timing=off) against shared, in one server."""
+    """What timing the stages costs, in words: from shared without it (the arm shared+timing=off)
+    against shared, in one server.
+    """
     asked = _untimed(verdict)
     if not asked:
-        return "What timing the stages costs was not measured in this run: name the arm shared+timing=off in plan.arms."
+        return (
+            "What timing the stages costs was not measured in this run: name the arm"
+            " shared+timing=off in plan.arms."
+        )
     c = asked[0]
     if not c["valid"] or c["ratio"] is None:
         return f"What timing the stages costs is not known: {_why(c)}."
     cost, low, high = (100 * (1 - 1 / c[end]) for end in ("ratio", "low", "high"))
-    found = ("no more than" if high <= TIMING_MAY_COST else "more than" if low > TIMING_MAY_COST
-             else "which this run cannot tell from more or less than")
-    return (f"Timing the stages costs {cost:.2g} % of throughput ({100 * c['level']:g} % interval {low:.2g} to {high:.2g} %), {found} the "
-            f"{TIMING_MAY_COST:g} % that it may.")
+    found = (
+        "no more than"
+        if high <= TIMING_MAY_COST
+        else (
+            "more than"
+            if low > TIMING_MAY_COST
+            else "which this run cannot tell from more or less than"
+        )
+    )
+    return (
+        f"Timing the stages costs {cost:.2g} % of throughput ({100 * c['level']:g} % interval"
+        f" {low:.2g} to {high:.2g} %), {found} the {TIMING_MAY_COST:g} % that it may."
+    )
 
 
 def _untimed(verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [c for c in verdict.get("comparisons") or [] if c["metric"] == "tokens_per_s" and c["b"] == "shared"
-            and Arm.parse(c["a"]) == Arm("shared", timing="off")]
+    return [
+        c
+        for c in verdict.get("comparisons") or []
+        if c["metric"] == "tokens_per_s"
+        and c["b"] == "shared"
+        and Arm.parse(c["a"]) == Arm("shared", timing="off")
+    ]
 
 
 def _chains(run: Lab, verdict: Mapping[str, Any]) -> dict[str, Arm]:
     """The arms on the target's group that draft chains: they differ in steps alone."""
     arms = {name: Arm.parse(name) for name in verdict.get("arms") or {}}
-    return {name: arm for name, arm in arms.items() if arm.placement == "shared" and not (arm.replica or arm.comm)
-            and run.profile.speculation.of(arm).topk == 1}
+    return {
+        name: arm
+        for name, arm in arms.items()
+        if arm.placement == "shared"
+        and not (arm.replica or arm.comm)
+        and run.profile.speculation.of(arm).topk == 1
+    }
 
 
 def curve(run: Lab, verdict: Mapping[str, Any]) -> dict[int, float]:
-    """{tokens verified: seconds} as measured in the run: the decode step of none (width 1), and verify of each step count on the target's group."""
+    """{tokens verified: seconds} as measured in the run: the decode step of none (width 1), and
+    verify of each step count on the target's group.
+    """
     told, found = measured(verdict), {}
     if "decode" in told.get("none", {}):
         found[1] = told["none"]["decode"] / 1e3
@@ -95,58 +156,108 @@ def curve(run: Lab, verdict: Mapping[str, Any]) -> dict[int, float]:
 
 
 def widths(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
-    """One row a width of verify: measured in the run where an arm verifies so many tokens, predicted from the machine's inputs, and for a
+    """One row a width of verify: measured in the run where an arm verifies so many tokens,
+    predicted from the machine's inputs, and for a
     mixture how many experts of a layer are read."""
     seen = curve(run, verdict)
     wanted = sorted({*range(1, 9), *seen})
     table = verify_table(run, found, wanted)
     if table.empty:
-        table = pd.DataFrame({"tokens verified": wanted, "verify (ms)": math.nan, "in plain steps": math.nan})
-    table = table.rename(columns={"verify (ms)": "predicted (ms)", "in plain steps": "predicted, in plain steps"})
+        table = pd.DataFrame(
+            {"tokens verified": wanted, "verify (ms)": math.nan, "in plain steps": math.nan}
+        )
+    table = table.rename(
+        columns={"verify (ms)": "predicted (ms)", "in plain steps": "predicted, in plain steps"}
+    )
     measured_ms = [1e3 * seen[w] if w in seen else math.nan for w in table["tokens verified"]]
     table.insert(1, "measured (ms)", measured_ms)
     return table
 
 
 def steps(run: Lab, verdict: Mapping[str, Any]) -> tuple[step_count.Choice, ...]:
-    """What other numbers of steps would give, by this run's acceptance at each position and verify at the widths that were measured.
+    """What other numbers of steps would give, by this run's acceptance at each position and verify
+    at the widths that were measured.
 
     Empty where acceptance or stage times were not measured, or the drafts are trees.
     """
     arms, told = verdict.get("arms") or {}, measured(verdict)
     plain, shared, spec = told.get("none", {}), told.get("shared", {}), run.profile.speculation
     # Deeper drafts begin with the same tokens: the longest chain tells of every position.
-    acceptance = max(([share["value"] for share in (arms[name].get("accept") or {}).get("positions") or []] for name in _chains(run, verdict)),
-                     key=len, default=[])
-    if "decode" not in plain or "verify" not in shared or not acceptance or spec.topk != 1 or not spec.steps:
+    acceptance = max(
+        (
+            [share["value"] for share in (arms[name].get("accept") or {}).get("positions") or []]
+            for name in _chains(run, verdict)
+        ),
+        key=len,
+        default=[],
+    )
+    if (
+        "decode" not in plain
+        or "verify" not in shared
+        or not acceptance
+        or spec.topk != 1
+        or not spec.steps
+    ):
         return ()
     drafting = (shared.get("draft", 0.0) + shared.get("draft_extend", 0.0)) / 1e3
-    return step_count.choices(acceptance, curve(run, verdict), drafting / spec.steps, fixed_s=max(0.0, shared[HOST]) / 1e3,
-                         plain_s=plain["cycle"] / 1e3)
+    return step_count.choices(
+        acceptance,
+        curve(run, verdict),
+        drafting / spec.steps,
+        fixed_s=max(0.0, shared[HOST]) / 1e3,
+        plain_s=plain["cycle"] / 1e3,
+    )
 
 
 def best_steps(run: Lab, verdict: Mapping[str, Any]) -> str:
     """``width.sentence`` of ``steps``, and where acceptance was made up that it was."""
-    simulated = any((facts or {}).get("accept_simulated") for facts in (verdict.get("arms") or {}).values())
-    return step_count.sentence(steps(run, verdict)) + (" Acceptance was simulated, so this is no statement about the pair." if simulated else "")
+    simulated = any(
+        (facts or {}).get("accept_simulated") for facts in (verdict.get("arms") or {}).values()
+    )
+    return step_count.sentence(steps(run, verdict)) + (
+        " Acceptance was simulated, so this is no statement about the pair." if simulated else ""
+    )
 
 
 def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
-    """07_cycle's answer: what a cycle of shared spends, what own-N can save at most, and what it did save."""
+    """07_cycle's answer: what a cycle of shared spends, what own-N can save at most, and what it
+    did save.
+    """
     told = measured(verdict).get("shared")
     if told is None or "draft" not in told:
         return f"No answer: the stages of shared's cycle were not measured.{caveat(run)}"
     cycle, drafting = told["cycle"], told["draft"] + told.get("draft_extend", 0.0)
-    parts = ", ".join(f"{stage.replace('_', '-')} {told[stage]:.3g}" for stage in ("draft", "verify", "draft_extend") if stage in told)
-    said = [f"A cycle of shared takes {cycle:.3g} ms: {parts}, and {max(0.0, told[HOST]):.2g} outside of them (the host).",
-            f"Drafting is {drafting:.3g} ms of it, {100 * drafting / cycle:.2g} %: no placement can save more."]
+    parts = ", ".join(
+        f"{stage.replace('_', '-')} {told[stage]:.3g}"
+        for stage in ("draft", "verify", "draft_extend")
+        if stage in told
+    )
+    said = [
+        (
+            f"A cycle of shared takes {cycle:.3g} ms: {parts}, and {max(0.0, told[HOST]):.2g}"
+            " outside of them (the host)."
+        ),
+        (
+            f"Drafting is {drafting:.3g} ms of it, {100 * drafting / cycle:.2g} %: no placement can"
+            " save more."
+        ),
+    ]
     count = collectives(run, verdict["arms"]["shared"], found)
     if found.inputs is not None and count:
-        said.append(f"Its {count:.3g} collectives a cycle would take {in_ms(count * collective_s(run, found))} by the latencies measured "
-                    "on this machine: what the saved communication is worth.")
-    here = verdict["arms"]["shared"].get("experiment")          # 05_steps compares them again, at other settings of its own
-    said += [_saved(c) for c in verdict.get("comparisons") or []
-             if (c["metric"], c["b"], c["experiment"]) == ("cycle_ms", "shared", here) and Arm.parse(c["a"]).placement == "own"]
+        said.append(
+            f"Its {count:.3g} collectives a cycle would take"
+            f" {in_ms(count * collective_s(run, found))} by the latencies measured on this machine:"
+            " what the saved communication is worth."
+        )
+    here = verdict["arms"]["shared"].get(
+        "experiment"
+    )  # 05_steps compares them again, at other settings of its own
+    said += [
+        _saved(c)
+        for c in verdict.get("comparisons") or []
+        if (c["metric"], c["b"], c["experiment"]) == ("cycle_ms", "shared", here)
+        and Arm.parse(c["a"]).placement == "own"
+    ]
     said += [timing(verdict)] if _untimed(verdict) else []
     return " ".join(said) + caveat(run)
 
@@ -156,9 +267,15 @@ def _saved(c: Mapping[str, Any]) -> str:
         return f"Whether {c['a']} saved anything is not known: {_why(c)}."
     sign = 1 if c["ratio"] < 1 else -1
     ends = sorted(100 * sign * (1 - c[end]) for end in ("low", "high"))
-    amount = f"{100 * sign * (1 - c['ratio']):.2g} % of the cycle ({100 * c['level']:g} % interval {ends[0]:.2g} to {ends[1]:.2g} %)"
+    amount = (
+        f"{100 * sign * (1 - c['ratio']):.2g} % of the cycle ({100 * c['level']:g} % interval"
+        f" {ends[0]:.2g} to {ends[1]:.2g} %)"
+    )
     if c["low"] <= 1 <= c["high"]:
-        return f"{c['a']} {'saved' if sign > 0 else 'cost'} {amount}, which cannot be told from nothing."
+        return (
+            f"{c['a']} {'saved' if sign > 0 else 'cost'} {amount}, which cannot be told from"
+            " nothing."
+        )
     return f"{c['a']} {'saved' if sign > 0 else 'cost'} {amount}."
 
 

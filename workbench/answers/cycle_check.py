@@ -1,4 +1,7 @@
-"""Predicted against measured: the cycle of every arm and setting of a run, how far the model is off, and whether it orders the arms."""
+"""Predicted against measured: the cycle of every arm and setting of a run, how far the model is
+off, and whether it orders the arms.
+"""
+
 from __future__ import annotations
 
 import math
@@ -10,29 +13,37 @@ from typing import Any
 import pandas as pd
 
 from workbench.answers import host_time, profiled_cycles, torch_trace
-from workbench.predict import cycle_time
-from workbench.report import tables
-from workbench.run import recording
-from workbench.experiment.arms import Arm
 from workbench.answers.budget import basis, context
+from workbench.answers.cycle import HOST, measured
+from workbench.experiment.arms import Arm
+from workbench.predict import cycle_time
 from workbench.predict.basis import Basis
 from workbench.predict.cycle_time import Prediction
-from workbench.answers.cycle import HOST, measured
+from workbench.report import tables
+from workbench.run import recording
 from workbench.run.lab import Lab, reopen
 
-ALLOWED = 15.0          # percent that a prediction may be off before the notebook says so
-WORTH_NAMING = 0.02     # of the cycle: a stage's difference
+ALLOWED = 15.0  # percent that a prediction may be off before the notebook says so
+WORTH_NAMING = 0.02  # of the cycle: a stage's difference
 MODEL, FITTED = "model alone", "with shared's remainder"
-COLUMNS = ["arm", "measured cycle (ms)", f"{MODEL} (ms)", "off (%)", f"{FITTED} (ms)", "then off (%)"]
+COLUMNS = [
+    "arm",
+    "measured cycle (ms)",
+    f"{MODEL} (ms)",
+    "off (%)",
+    f"{FITTED} (ms)",
+    "then off (%)",
+]
 
 
 def predicted(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
-    """{arm: its predicted cycle} for every measured arm but replicas and other settings of the communication layer, for which this machine
-    was not measured; empty without a basis.
+    """{arm: its predicted cycle} for every measured arm but replicas and other settings of the
+    communication layer, for which this machine was not measured; empty without a basis.
 
-    What the model does not know (the host above all) is taken from shared alone, so shared itself is fitted and what is predicted is how
-    the others differ from it. Where the host works beside the device, no arm that speculates has a shorter cycle than shared; elsewhere the
-    difference of shared's cycle is added to theirs.
+    What the model does not know (the host above all) is taken from shared alone, so shared itself
+    is fitted and what is predicted is how the others differ from it. Where the host works beside
+    the device, no arm that speculates has a shorter cycle than shared; elsewhere the difference of
+    shared's cycle is added to theirs.
     """
     found_alone = alone(run, verdict, found)
     if "shared" not in found_alone:
@@ -42,40 +53,69 @@ def predicted(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, P
         taken = {"host_s": cycle}
     else:
         taken = {"remainder_s": cycle - found_alone["shared"].cycle_s}
-    return {name: replace(p, **taken) if Arm.parse(name).speculates else p for name, p in found_alone.items()}
+    return {
+        name: replace(p, **taken) if Arm.parse(name).speculates else p
+        for name, p in found_alone.items()
+    }
 
 
 def alone(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
-    """As ``predicted`` with nothing taken from the run. Kernels are as many as the profiled cycles of shared and none launched, where there
+    """As ``predicted`` with nothing taken from the run. Kernels are as many as the profiled cycles
+    of shared and none launched, where there
     are any on a GPU."""
     if found.inputs is None:
         return {}
     counted, arms = kernels(run, found), {name: Arm.parse(name) for name in measured(verdict)}
-    return {name: cycle_time.predict(run.profile, found.target, found.draft, arm, found.inputs, context=context(run), kernels=counted,
-                               host_s=found.host_s(arm))
-            for name, arm in arms.items() if not (arm.replica or arm.comm)}
+    return {
+        name: cycle_time.predict(
+            run.profile,
+            found.target,
+            found.draft,
+            arm,
+            found.inputs,
+            context=context(run),
+            kernels=counted,
+            host_s=found.host_s(arm),
+        )
+        for name, arm in arms.items()
+        if not (arm.replica or arm.comm)
+    }
 
 
 def kernels(run: Lab, found: Basis) -> dict[str, float]:
-    """{stage: kernels a cycle that are no collective}, counted in the traces of shared and none; without those the model's own estimate."""
+    """{stage: kernels a cycle that are no collective}, counted in the traces of shared and none;
+    without those the model's own estimate.
+    """
     counted: dict[str, float] = {}
     profiled = profiled_cycles.decompositions(run)
     for name in ("none", "shared"):
         entry = profiled.get(name) or {}
         if not (parts := profiled_cycles.parts(entry)) or entry.get("cpu", True):
             continue
-        for stage, work in cycle_time.stages(run.profile, found.target, found.draft, Arm(name)).items():
+        for stage, work in cycle_time.stages(
+            run.profile, found.target, found.draft, Arm(name)
+        ).items():
             if stage in parts:
-                counted[stage] = max(0.0, parts[stage].kernels / torch_trace.cycles(parts) - sum(c.count for c in work.collectives))
+                counted[stage] = max(
+                    0.0,
+                    parts[stage].kernels / torch_trace.cycles(parts)
+                    - sum(c.count for c in work.collectives),
+                )
     return counted
 
 
 def compared(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
-    """One row an arm: the measured cycle beside the model's own figure and that with the remainder of shared, with how far each is off."""
+    """One row an arm: the measured cycle beside the model's own figure and that with the remainder
+    of shared, with how far each is off.
+    """
     told, rows, fitted = measured(verdict), [], predicted(run, verdict, found)
     for name, p in alone(run, verdict, found).items():
         cycle, own = told[name]["cycle"], 1e3 * p.cycle_s
-        then = 1e3 * fitted[name].cycle_s if Arm.parse(name).speculates and "shared" in fitted and name != "shared" else math.nan
+        then = (
+            1e3 * fitted[name].cycle_s
+            if Arm.parse(name).speculates and "shared" in fitted and name != "shared"
+            else math.nan
+        )
         rows.append((name, cycle, own, 100 * (own / cycle - 1), then, 100 * (then / cycle - 1)))
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -83,22 +123,35 @@ def compared(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame
 def bars(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
     """Measured and predicted stages of each arm but replicas, for ``charts.stage_times``.
 
-    Without speculation the step stands in verify's place. The rest is what of a measured cycle is outside of its stages, and in a predicted
-    one what the host takes longer than the device, as known or taken from shared.
+    Without speculation the step stands in verify's place. The rest is what of a measured cycle is
+    outside of its stages, and in a predicted one what the host takes longer than the device, as
+    known or taken from shared.
     """
     rows = []
     for name, told in measured(verdict).items():
         if not (Arm.parse(name).replica or Arm.parse(name).comm):
-            rows += [(f"{name}, measured", stage, time) for stage, time in told.items() if stage != "cycle" and time > 0]
+            rows += [
+                (f"{name}, measured", stage, time)
+                for stage, time in told.items()
+                if stage != "cycle" and time > 0
+            ]
     for name, p in predicted(run, verdict, found).items():
         rows += [(f"{name}, predicted", stage, 1e3 * c.total_s) for stage, c in p.stages.items()]
-        rows += [(f"{name}, predicted", HOST, 1e3 * (p.cycle_s - p.device_s))] if p.cycle_s > p.device_s else []
+        rows += (
+            [(f"{name}, predicted", HOST, 1e3 * (p.cycle_s - p.device_s))]
+            if p.cycle_s > p.device_s
+            else []
+        )
     names = {"decode": "verify", "draft_extend": "draft-extend", HOST: "host and rest"}
-    return pd.DataFrame([(arm, names.get(stage, stage), time) for arm, stage, time in rows], columns=["arm", "stage", "time (ms/cycle)"])
+    return pd.DataFrame(
+        [(arm, names.get(stage, stage), time) for arm, stage, time in rows],
+        columns=["arm", "stage", "time (ms/cycle)"],
+    )
 
 
 def recorded(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, str]]:
-    """``compared`` of every recording under each other, with a column "run"; and {recording: what there is to say of it in words}.
+    """``compared`` of every recording under each other, with a column "run"; and {recording: what
+    there is to say of it in words}.
 
     A recording holds the inputs of its machine, or there is no prediction for it.
     """
@@ -108,7 +161,9 @@ def recorded(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, str]]:
         verdict, found = recording.stored_verdict(name, folder), basis(run)
         said[name] = sentence(run, verdict, found)
         found_tables.append(compared(run, verdict, found).assign(run=name))
-    table = pd.concat([t for t in found_tables if not t.empty] or [pd.DataFrame(columns=[*COLUMNS, "run"])])
+    table = pd.concat(
+        [t for t in found_tables if not t.empty] or [pd.DataFrame(columns=[*COLUMNS, "run"])]
+    )
     return table.set_index("run").reset_index(), said
 
 
@@ -118,28 +173,50 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def misses(table: pd.DataFrame) -> pd.DataFrame:
-    """``compared`` for ``charts.misses``: one row an arm and kind of prediction. A column "run" tells several runs apart."""
+    """``compared`` for ``charts.misses``: one row an arm and kind of prediction. A column "run"
+    tells several runs apart.
+    """
     label = table["run"] + ": " + table["arm"] if "run" in table else table["arm"]
     rows = table.assign(label=label).rename(columns={"off (%)": MODEL, "then off (%)": FITTED})
-    return rows.melt("label", [MODEL, FITTED], "prediction", "off (%)").dropna().reset_index(drop=True)
+    return (
+        rows.melt("label", [MODEL, FITTED], "prediction", "off (%)").dropna().reset_index(drop=True)
+    )
 
 
-def order(verdict: Mapping[str, Any], predictions: Mapping[str, Prediction]) -> tuple[list[str], list[str]]:
-    """Pairs of arms ("a, b") whose cycles differ by more than the run can resolve: those that the model orders as measured, and the others."""
+def order(
+    verdict: Mapping[str, Any], predictions: Mapping[str, Prediction]
+) -> tuple[list[str], list[str]]:
+    """Pairs of arms ("a, b") whose cycles differ by more than the run can resolve: those that the
+    model orders as measured, and the others.
+    """
     right: list[str] = []
     wrong: list[str] = []
     arms = verdict.get("arms") or {}
     for c in verdict.get("comparisons") or []:
-        told = c["a"] in predictions and c["b"] in predictions and c["experiment"] in (arms[c["a"]].get("experiment"), arms[c["b"]].get("experiment"))
-        if told and c["metric"] == "cycle_ms" and c["valid"] and c["ratio"] is not None and f"{c['a']} and {c['b']}" not in right + wrong:
+        told = (
+            c["a"] in predictions
+            and c["b"] in predictions
+            and c["experiment"] in (arms[c["a"]].get("experiment"), arms[c["b"]].get("experiment"))
+        )
+        if (
+            told
+            and c["metric"] == "cycle_ms"
+            and c["valid"]
+            and c["ratio"] is not None
+            and f"{c['a']} and {c['b']}" not in right + wrong
+        ):
             if abs(c["ratio"] - 1) > (c["resolution"] or 0.0):
-                same = (predictions[c["a"]].cycle_s > predictions[c["b"]].cycle_s) == (c["ratio"] > 1)
+                same = (predictions[c["a"]].cycle_s > predictions[c["b"]].cycle_s) == (
+                    c["ratio"] > 1
+                )
                 (right if same else wrong).append(f"{c['a']} and {c['b']}")
     return right, wrong
 
 
 def sentence(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
-    """How good the model is, in words: where it misses by more than ``ALLOWED``, and whether it orders the arms."""
+    """How good the model is, in words: where it misses by more than ``ALLOWED``, and whether it
+    orders the arms.
+    """
     if found.inputs is None:
         return f"There is no prediction: {found.why}."
     table = compared(run, verdict, found)
@@ -147,30 +224,61 @@ def sentence(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
         return "There is no arm that the model could be held against."
     said = [_missed("With nothing taken from the run", table["arm"], table["off (%)"])]
     if found.host_from:
-        said.append(f"What the host needs for a cycle is known from {recording.PREFIX}{found.host_from}, where the device is idle.")
-    elif (shared := alone(run, verdict, found).get("shared")) and shared.device_s < host_time.IDLE * measured(verdict)["shared"]["cycle"] / 1e3:
-        said.append("The device is idle for more than three quarters of a cycle: what was measured is the host.")
+        said.append(
+            f"What the host needs for a cycle is known from {recording.PREFIX}{found.host_from},"
+            " where the device is idle."
+        )
+    elif (
+        shared := alone(run, verdict, found).get("shared")
+    ) and shared.device_s < host_time.IDLE * measured(verdict)["shared"]["cycle"] / 1e3:
+        said.append(
+            "The device is idle for more than three quarters of a cycle: what was measured is the"
+            " host."
+        )
     if not (fitted := table.dropna(subset="then off (%)")).empty:
-        said.append(_missed("With what it does not know taken from shared", fitted["arm"], fitted["then off (%)"]))
+        said.append(
+            _missed(
+                "With what it does not know taken from shared",
+                fitted["arm"],
+                fitted["then off (%)"],
+            )
+        )
     said.append(_where(run, verdict, found, table.loc[table["off (%)"].abs().idxmax(), "arm"]))
     right, wrong = order(verdict, alone(run, verdict, found))
     if wrong:
         said.append(f"It orders {'; '.join(wrong)} the other way round than measured.")
     elif right:
-        said.append(f"It orders {'each of the ' if len(right) > 1 else 'the '}{len(right)} pair{'s' if len(right) > 1 else ''} of arms whose "
-                    "cycles differ by more than the run can resolve as measured.")
+        said.append(
+            f"It orders {'each of the ' if len(right) > 1 else 'the '}{len(right)}"
+            f" pair{'s' if len(right) > 1 else ''} of arms whose cycles differ by more than the run"
+            " can resolve as measured."
+        )
     return " ".join(said)
 
 
 def _where(run: Lab, verdict: Mapping[str, Any], found: Basis, arm: str) -> str:
-    """In which stages the arm that the model misses most takes longer or shorter than predicted, the larger differences first."""
+    """In which stages the arm that the model misses most takes longer or shorter than predicted,
+    the larger differences first.
+    """
     told, model = measured(verdict)[arm], alone(run, verdict, found)[arm]
-    expected = {stage: c.total_s for stage, c in model.stages.items()} | {HOST: model.cycle_s - model.device_s}
-    apart = {stage: time - 1e3 * expected.get(stage, 0.0) for stage, time in told.items() if stage != "cycle"}
-    large = sorted((stage for stage, ms in apart.items() if abs(ms) > WORTH_NAMING * told["cycle"]), key=lambda stage: -abs(apart[stage]))
+    expected = {stage: c.total_s for stage, c in model.stages.items()} | {
+        HOST: model.cycle_s - model.device_s
+    }
+    apart = {
+        stage: time - 1e3 * expected.get(stage, 0.0)
+        for stage, time in told.items()
+        if stage != "cycle"
+    }
+    large = sorted(
+        (stage for stage, ms in apart.items() if abs(ms) > WORTH_NAMING * told["cycle"]),
+        key=lambda stage: -abs(apart[stage]),
+    )
     if not large:
         return f"Stage by stage {arm} is as predicted, or was not timed."
-    parts = ", ".join(f"{apart[stage]:+.2g} ms in {'the host' if stage == HOST else stage.replace('_', '-')}" for stage in large)
+    parts = ", ".join(
+        f"{apart[stage]:+.2g} ms in {'the host' if stage == HOST else stage.replace('_', '-')}"
+        for stage in large
+    )
     return f"Of {arm}, which it misses most, the measured cycle has {parts} against the model."
 
 
@@ -179,4 +287,7 @@ def _missed(how: str, arms: Sequence[str], off: Sequence[float]) -> str:
     over = [f"{arm} ({miss:+.2g} %)" for arm, miss in pairs if abs(miss) > ALLOWED]
     if over:
         return f"{how}, the model misses {ALLOWED:g} % for {', '.join(over)}."
-    return f"{how}, the model is within {ALLOWED:g} % of every measured cycle, at most {abs(pairs[0][1]):.2g} % off ({pairs[0][0]})."
+    return (
+        f"{how}, the model is within {ALLOWED:g} % of every measured cycle, at most"
+        f" {abs(pairs[0][1]):.2g} % off ({pairs[0][0]})."
+    )

@@ -1,4 +1,7 @@
-"""What the preflight predicts of a rank's memory beside what the server held: each arm's weights, copied embedding and KV pools."""
+"""What the preflight predicts of a rank's memory beside what the server held: each arm's weights,
+copied embedding and KV pools.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -6,24 +9,26 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.predict import memory, model_shape
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
-from workbench.run.lab import Lab
-from workbench.predict.memory import MIB
 from workbench.experiment.runlog import Start
+from workbench.predict import memory, model_shape
+from workbench.predict.memory import MIB
+from workbench.run.lab import Lab
 
 TARGET = ("target weights", "target KV pool")
 OWN = ("draft weights", "copied embedding", "draft KV pool")
-WITHIN = 5.0            # % that a prediction may be off
+WITHIN = 5.0  # % that a prediction may be off
 COLUMNS = ["arm", "part", "predicted (MiB)", "measured (MiB)", "off (%)"]
 
 
 def measured(run: Lab) -> dict[str, dict[str, int]]:
-    """{arm: {part: bytes}} as attested by the first server that held the arm, of the rank that holds most of each part.
+    """{arm: {part: bytes}} as attested by the first server that held the arm, of the rank that
+    holds most of each part.
 
-    Of arms that share a placement the first stands for all: their settings take no memory that is counted here. The target's KV pool is as
-    large as the server's smallest arm leaves it, so it is listed with the arm.
+    Of arms that share a placement the first stands for all: their settings take no memory that is
+    counted here. The target's KV pool is as large as the server's smallest arm leaves it, so it is
+    listed with the arm.
     """
     found: dict[str, dict[str, int]] = {}
     placed: set[tuple[str, int | None]] = set()
@@ -51,16 +56,23 @@ def _held(entry: Mapping[str, Any], arm: Arm) -> dict[str, int]:
 
 
 def predicted(run: Lab) -> dict[str, dict[str, int]]:
-    """{arm: {part: bytes}} for every arm that was measured, by the two folders' shapes alone; the tokens of the pools are those that
-    the profile asks for, or where it asks for none those that there were.
+    """{arm: {part: bytes}} for every arm that was measured, by the two folders' shapes alone; the
+    tokens of the pools are those that the profile asks for, or where it asks for none those that
+    there were.
 
     Raises: BadInput when the pair's folders cannot be read.
     """
-    target, draft = (model_shape.read(getattr(run.profile.pair, side), f"pair.{side}") for side in ("target", "draft"))
+    target, draft = (
+        model_shape.read(getattr(run.profile.pair, side), f"pair.{side}")
+        for side in ("target", "draft")
+    )
     page = max(1, int(run.profile.number("page-size", 1)))
     found = {}
     for name, told in measured(run).items():
-        need, limit = memory.predict(run.profile, target, draft, Arm.parse(name)), run.profile.number("max-total-tokens")
+        need, limit = (
+            memory.predict(run.profile, target, draft, Arm.parse(name)),
+            run.profile.number("max-total-tokens"),
+        )
         rows = told["rows"] if limit is None else int(limit) // page * page + page
         found[name] = {TARGET[0]: need.target, TARGET[1]: rows * need.kv}
         if Arm.parse(name).speculates:
@@ -69,8 +81,10 @@ def predicted(run: Lab) -> dict[str, dict[str, int]]:
 
 
 def table(run: Lab) -> pd.DataFrame:
-    """One row an arm and part, and for an arm with a draft one for all that it adds to the target; off: how far the prediction is from what
-    was measured. Unknown where the pair is not here (a recording), empty where memory was not attested."""
+    """One row an arm and part, and for an arm with a draft one for all that it adds to the target;
+    off: how far the prediction is from what was measured. Unknown where the pair is not here (a
+    recording), empty where memory was not attested.
+    """
     try:
         expected = predicted(run)
     except BadInput:
@@ -78,11 +92,26 @@ def table(run: Lab) -> pd.DataFrame:
     rows = []
     for name, told in measured(run).items():
         guess, parts = expected.get(name, {}), [part for part in (*TARGET, *OWN) if part in told]
-        rows += [(name, part, guess.get(part), told[part]) for part in parts if told[part] or guess.get(part)]
+        rows += [
+            (name, part, guess.get(part), told[part])
+            for part in parts
+            if told[part] or guess.get(part)
+        ]
         if OWN[0] in told:
-            rows.append((name, "what the draft adds", sum(guess[p] for p in OWN) if guess else None, sum(told[p] for p in OWN)))
-    frame = pd.DataFrame(rows, columns=COLUMNS[:-1]).astype({column: float for column in COLUMNS[2:4]})
-    frame["off (%)"] = 100 * (frame["predicted (MiB)"] / frame["measured (MiB)"].where(frame["measured (MiB)"] > 0) - 1)
+            rows.append(
+                (
+                    name,
+                    "what the draft adds",
+                    sum(guess[p] for p in OWN) if guess else None,
+                    sum(told[p] for p in OWN),
+                )
+            )
+    frame = pd.DataFrame(rows, columns=COLUMNS[:-1]).astype(
+        {column: float for column in COLUMNS[2:4]}
+    )
+    frame["off (%)"] = 100 * (
+        frame["predicted (MiB)"] / frame["measured (MiB)"].where(frame["measured (MiB)"] > 0) - 1
+    )
     return frame.assign(**{column: frame[column] / MIB for column in COLUMNS[2:4]})
 
 
@@ -90,8 +119,15 @@ def sentence(run: Lab) -> str:
     """How good the predictions were, in words."""
     rows = table(run).dropna(subset="off (%)")
     if rows.empty:
-        return "Memory was not compared: the servers did not attest it, or the pair's folders are not here."
+        return (
+            "Memory was not compared: the servers did not attest it, or the pair's folders are not"
+            " here."
+        )
     worst = rows.loc[rows["off (%)"].abs().idxmax()]
     far = abs(worst["off (%)"])
-    return (f"Each rank's memory was predicted within {far:.2g} % (the {worst['part']} of {worst['arm']}: {worst['predicted (MiB)']:.4g} MiB "
-            f"predicted, {worst['measured (MiB)']:.4g} held){'' if far <= WITHIN else f', which is more than the {WITHIN:g} % allowed for'}.")
+    return (
+        f"Each rank's memory was predicted within {far:.2g} % (the {worst['part']} of"
+        f" {worst['arm']}: {worst['predicted (MiB)']:.4g} MiB predicted,"
+        f" {worst['measured (MiB)']:.4g}"
+        f" held){'' if far <= WITHIN else f', which is more than the {WITHIN:g} % allowed for'}."
+    )

@@ -1,4 +1,7 @@
-"""The negative control: a server that holds one rank with a corrupted draft must be caught, on the machine that measures."""
+"""The negative control: a server that holds one rank with a corrupted draft must be caught, on the
+machine that measures.
+"""
+
 from __future__ import annotations
 
 import time
@@ -7,31 +10,42 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from workbench.serving import client, server_log
-from workbench.serving import server as servers
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import Hung, ServerFailed
-from workbench.run.lab import Lab
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import NEGATIVE, negative_controls
+from workbench.run.lab import Lab
+from workbench.serving import client, server_log
+from workbench.serving import server as servers
 
-READY_WITHIN_S, TOKEN_WITHIN_S = 200.0, 20.0     # a hang is what is expected here, so it is waited for no longer than it takes to tell
-DISAGREED = "drafted another tree than rank 0"   # of workbench/engine/agreement.py, which imports torch
-ROUNDS, TOKENS = 4, 64                           # of requests that a corrupted rank may pass before it counts as unnoticed
+READY_WITHIN_S, TOKEN_WITHIN_S = (
+    200.0,
+    20.0,
+)  # a hang is what is expected here, so it is waited for no longer than it takes to tell
+DISAGREED = (  # of workbench/engine/agreement.py, which imports torch
+    "drafted another tree than rank 0"
+)
+ROUNDS, TOKENS = 4, 64  # of requests that a corrupted rank may pass before it counts as unnoticed
 
 
 def corrupted_rank(lab: Lab) -> list[str]:
-    """A sentence for each way the ranks' drafts are kept alike: was the last rank, its draft tokens shifted on purpose, caught?
+    """A sentence for each way the ranks' drafts are kept alike: was the last rank, its draft tokens
+    shifted on purpose, caught?
 
-    Nothing is started without ``plan.negative_control``, for what the log holds already, or in a recording. ``check`` compares the
-    drafts, so it must name the rank. ``off`` compares nothing: the ranks then verify different trees and no longer finish together. That is owed
-    only where SGLang does not hold the accept length, which would keep them together.
-    Raises: ServerFailed when a server failed for another reason, which proves nothing; what the others did is kept.
+    Nothing is started without ``plan.negative_control``, for what the log holds already, or in a
+    recording. ``check`` compares the drafts, so it must name the rank. ``off`` compares nothing:
+    the ranks then verify different trees and no longer finish together. That is owed only where
+    SGLang does not hold the accept length, which would keep them together.
+    Raises: ServerFailed when a server failed for another reason, which proves nothing; what the
+        others did is kept.
     """
     kept = known(lab)
     if not lab.recording and (wanted := missing(lab)):
         failed = None
-        with servers.imported_once(lab.profile), ThreadPoolExecutor(min(len(wanted), lab.profile.server.at_once)) as pool:
+        with (
+            servers.imported_once(lab.profile),
+            ThreadPoolExecutor(min(len(wanted), lab.profile.server.at_once)) as pool,
+        ):
             for arm, caught in [(arm, pool.submit(_caught, lab, arm)) for arm in wanted]:
                 try:
                     kept[arm.name] = lab.find(NEGATIVE, arm.name, caught.result())
@@ -57,13 +71,26 @@ def known(lab: Lab) -> dict[str, dict[str, Any]]:
 def missing(lab: Lab) -> list[Arm]:
     """The arms whose control is asked for and not in the log."""
     there = known(lab)
-    return [arm for arm in arms(lab.profile) if arm.name not in there] if lab.profile.plan.negative_control else []
+    return (
+        [arm for arm in arms(lab.profile) if arm.name not in there]
+        if lab.profile.plan.negative_control
+        else []
+    )
 
 
 def _caught(lab: Lab, arm: Arm) -> dict[str, Any]:
-    limits = {"ready_within_s": min(READY_WITHIN_S, lab.profile.server.ready_within_s), "token_within_s": TOKEN_WITHIN_S}
-    profile = lab.profile.model_copy(update={"server": lab.profile.server.model_copy(update=limits)})
-    rank, begun, log = profile.tp - 1, time.monotonic(), lab.folder / "logs" / f"negative-{arm.name}.log"
+    limits = {
+        "ready_within_s": min(READY_WITHIN_S, lab.profile.server.ready_within_s),
+        "token_within_s": TOKEN_WITHIN_S,
+    }
+    profile = lab.profile.model_copy(
+        update={"server": lab.profile.server.model_copy(update=limits)}
+    )
+    rank, begun, log = (
+        profile.tp - 1,
+        time.monotonic(),
+        lab.folder / "logs" / f"negative-{arm.name}.log",
+    )
     who = f"{arm.name}, rank {rank} corrupted on purpose"
     failure, attested = None, None
     try:
@@ -73,26 +100,48 @@ def _caught(lab: Lab, arm: Arm) -> dict[str, Any]:
     except ServerFailed as error:
         failure = error
     seconds = time.monotonic() - begun
-    own = server_log.first_failure(log) if failure else None        # the server's own words, where it died of it
+    own = (
+        server_log.first_failure(log) if failure else None
+    )  # the server's own words, where it died of it
     told = server_log.clean(own.splitlines()[-1] if own else str(failure or "").split("\n")[0])
     if failure and not _is_of_the_corruption(arm, rank, failure, told, log):
-        raise ServerFailed(f"{who}: its server failed for another reason, which is no evidence ({told.rstrip('.')})")
-    sentence = (f"{who}: caught within {seconds:.0f} s of the start's beginning ({told.rstrip('.')})."
-                if failure else f"{who}: it served {ROUNDS} rounds of requests unnoticed.")
-    return {"detected": failure is not None, "sentence": sentence, "rank": rank, "within_s": round(seconds, 1), "attested": attested}
+        raise ServerFailed(
+            f"{who}: its server failed for another reason, which is no evidence"
+            f" ({told.rstrip('.')})"
+        )
+    sentence = (
+        f"{who}: caught within {seconds:.0f} s of the start's beginning ({told.rstrip('.')})."
+        if failure
+        else f"{who}: it served {ROUNDS} rounds of requests unnoticed."
+    )
+    return {
+        "detected": failure is not None,
+        "sentence": sentence,
+        "rank": rank,
+        "within_s": round(seconds, 1),
+        "attested": attested,
+    }
 
 
 def _is_of_the_corruption(arm: Arm, rank: int, failure: ServerFailed, told: str, log: Path) -> bool:
-    """Whether a failure is what the corrupted rank does: under ``check`` it is named, else the ranks part over requests that were taken."""
+    """Whether a failure is what the corrupted rank does: under ``check`` it is named, else the
+    ranks part over requests that were taken.
+    """
     if arm.agreement == "check":
         return f"ranks [{rank}] {DISAGREED}" in told
-    return (isinstance(failure, Hung) or server_log.answering(log)) and "out of memory" not in told.lower()
+    return (
+        isinstance(failure, Hung) or server_log.answering(log)
+    ) and "out of memory" not in told.lower()
 
 
 def _error(url: str, prompts: Sequence[Mapping[str, Any]]) -> ServerFailed | None:
-    """The first error among a few rounds of requests. Raises: ServerFailed when the server hangs or dies."""
+    """The first error among a few rounds of requests. Raises: ServerFailed when the server hangs or
+    dies.
+    """
     for _ in range(ROUNDS):
-        answers = client.send(url, prompts[:4], concurrency=2, max_new_tokens=TOKENS, deadline_s=TOKEN_WITHIN_S)
+        answers = client.send(
+            url, prompts[:4], concurrency=2, max_new_tokens=TOKENS, deadline_s=TOKEN_WITHIN_S
+        )
         if errors := [a.error for a in answers if a.error]:
             return ServerFailed(errors[0])
     return None

@@ -1,4 +1,7 @@
-"""Does this SGLang have an option for the draft's TP size? Arguments, environment, run-time calls and model code, read from what is installed."""
+"""Does this SGLang have an option for the draft's TP size? Arguments, environment, run-time calls
+and model code, read from what is installed.
+"""
+
 from __future__ import annotations
 
 import json
@@ -18,14 +21,17 @@ from workbench.engine.cpu.paths import python_path
 from workbench.experiment.errors import WorkbenchError
 from workbench.run.lab import Lab
 
-# What an option for the draft's TP would have to be called: it speaks of the draft (or speculation) and of parallelism.
+# What an option for the draft's TP would have to be called: it speaks of the draft (or speculation)
+# and of parallelism.
 _DRAFT = re.compile(r"(?i)draft|specul")
 _PARALLEL = re.compile(r"(?i)(^|[-_ ])tp($|[-_ ])|tensor.?parallel|parallel.?size")
 
 
 @dataclass(frozen=True)
 class Place:
-    """One thing that could set the draft's TP. kind: argument, environment, run-time call or model code; where: file and line, if known."""
+    """One thing that could set the draft's TP. kind: argument, environment, run-time call or model
+    code; where: file and line, if known.
+    """
 
     kind: str
     name: str
@@ -38,31 +44,51 @@ class Place:
 
     @property
     def sets_draft_tp(self) -> bool:
-        """It names both the draft and parallelism. What a help text only mentions is listed, not counted."""
+        """It names both the draft and parallelism. What a help text only mentions is listed, not
+        counted.
+        """
         return self.draft and bool(_PARALLEL.search(self.name))
 
 
 @cache
 def installed() -> dict[str, Any]:
-    """What the installed SGLang says of itself: {"version", "places": [...], "source": {name: {"where", "text"}}}.
+    """What the installed SGLang says of itself: {"version", "places": [...], "source": {name:
+    {"where", "text"}}}.
 
-    Read in a process of its own, since importing SGLang needs the CPU engine's stand-ins where no GPU packages are.
+    Read in a process of its own, since importing SGLang needs the CPU engine's stand-ins where no
+    GPU packages are.
     Raises: WorkbenchError when SGLang cannot be imported.
     """
     path = os.pathsep.join([*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "HF_HUB_OFFLINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
     if not os.path.exists("/dev/nvidiactl"):
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
-    done = subprocess.run([sys.executable, "-m", "workbench.answers.probe_sglang"], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench.answers.probe_sglang"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     if done.returncode:
-        raise WorkbenchError(f"SGLang cannot be inspected: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no word why'}")
+        raise WorkbenchError(
+            "SGLang cannot be inspected:"
+            f" {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no word why'}"
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What an SGLang was searched for. searched: how many of each kind; places: those that speak of the draft or of tensor parallelism;
-    source: {name: {"where", and "text" where the SGLang is the one installed here}} of what decides the draft's group."""
+    """What an SGLang was searched for. searched: how many of each kind; places: those that speak of
+    the draft or of tensor parallelism; source: {name: {"where", and "text" where the SGLang is
+    the one installed here}} of what decides the draft's group.
+    """
 
     version: str
     searched: Mapping[str, int]
@@ -73,43 +99,86 @@ class Probe:
 def probe() -> Probe:
     """The installed SGLang, searched. Raises: WorkbenchError when it cannot be imported."""
     found = installed()
-    places = tuple(place for entry in found["places"] if (place := Place(**entry)).draft or _PARALLEL.search(place.name))
-    return Probe(found["version"], Counter(entry["kind"] for entry in found["places"]), places, found["source"])
+    places = tuple(
+        place
+        for entry in found["places"]
+        if (place := Place(**entry)).draft or _PARALLEL.search(place.name)
+    )
+    return Probe(
+        found["version"],
+        Counter(entry["kind"] for entry in found["places"]),
+        places,
+        found["source"],
+    )
 
 
 def of(run: Lab) -> Probe | None:
-    """The probe of a run's SGLang, kept in its log without SGLang's own words; None of a recording that holds none."""
+    """The probe of a run's SGLang, kept in its log without SGLang's own words; None of a recording
+    that holds none.
+    """
     kept = run.finding("searched")
     if kept is not None:
-        return Probe(kept["version"], kept["searched"], tuple(Place(**place) for place in kept["places"]), kept["source"])
+        return Probe(
+            kept["version"],
+            kept["searched"],
+            tuple(Place(**place) for place in kept["places"]),
+            kept["source"],
+        )
     if run.recording:
         return None
     found = probe()
-    run.find("probe", "searched", {
-        "version": found.version, "searched": found.searched, "places": [asdict(place) | {"about": ""} for place in found.places],
-        "source": {name: {"where": told["where"]} for name, told in found.source.items()}})
+    run.find(
+        "probe",
+        "searched",
+        {
+            "version": found.version,
+            "searched": found.searched,
+            "places": [asdict(place) | {"about": ""} for place in found.places],
+            "source": {name: {"where": told["where"]} for name, told in found.source.items()},
+        },
+    )
     return found
 
 
 def table(found: Probe | None) -> pd.DataFrame:
     """One row a place; empty where nothing is known."""
-    rows = [asdict(place) | {"sets_draft_tp": place.sets_draft_tp} for place in (found.places if found else ())]
+    rows = [
+        asdict(place) | {"sets_draft_tp": place.sets_draft_tp}
+        for place in (found.places if found else ())
+    ]
     return pd.DataFrame(rows, columns=["kind", "name", "about", "where", "sets_draft_tp"])
 
 
 def source(found: Probe | None) -> str:
-    """What decides the draft's group: where it stands in SGLang, and its text where that SGLang is installed here."""
-    return "\n".join(f"# {name}: {told['where']}\n{told.get('text', '')[:1800]}" for name, told in (found.source if found else {}).items())
+    """What decides the draft's group: where it stands in SGLang, and its text where that SGLang is
+    installed here.
+    """
+    return "\n".join(
+        f"# {name}: {told['where']}\n{told.get('text', '')[:1800]}"
+        for name, told in (found.source if found else {}).items()
+    )
 
 
 def answer(found: Probe | None) -> str:
     """The notebook's question answered in one sentence, from what was found."""
     if found is None:
         return "Not answered when this was recorded."
-    names = {"argument": "arguments", "environment": "environment variables", "run-time call": "run-time settings"}
-    searched = f"{', '.join(f'{found.searched[kind]} {plural}' for kind, plural in names.items())} and the draft models' own code"
+    names = {
+        "argument": "arguments",
+        "environment": "environment variables",
+        "run-time call": "run-time settings",
+    }
+    searched = (
+        f"{', '.join(f'{found.searched[kind]} {plural}' for kind, plural in names.items())} and the"
+        " draft models' own code"
+    )
     if options := [place for place in found.places if place.sets_draft_tp]:
-        return (f"SGLang {found.version} may have an option for the draft's TP size: {', '.join(p.name for p in options)} (of {searched}). "
-                "Read it before patching.")
-    return (f"SGLang {found.version} has no option for the draft's TP size ({searched} were searched): the draft runs on the target's TP group "
-            "unless DP attention is on, and another group needs a patch.")
+        return (
+            f"SGLang {found.version} may have an option for the draft's TP size:"
+            f" {', '.join(p.name for p in options)} (of {searched}). Read it before patching."
+        )
+    return (
+        f"SGLang {found.version} has no option for the draft's TP size ({searched} were searched):"
+        " the draft runs on the target's TP group unless DP attention is on, and another group"
+        " needs a patch."
+    )

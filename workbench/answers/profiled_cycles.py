@@ -1,4 +1,7 @@
-"""Profiled cycles of a run: traces in its folder decomposed once and kept in its log, so that a recording needs no trace."""
+"""Profiled cycles of a run: traces in its folder decomposed once and kept in its log, so that a
+recording needs no trace.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -10,21 +13,25 @@ import pandas as pd
 
 from workbench.answers import torch_trace
 from workbench.experiment.errors import WorkbenchError
-from workbench.run.lab import Lab
-from workbench.serving.pool import TRACES
 from workbench.experiment.runlog import Finding
 from workbench.report.tables import number
+from workbench.run.lab import Lab
+from workbench.serving.pool import TRACES
 
-_NAME = "trace "        # of the findings: "trace ARM"
+_NAME = "trace "  # of the findings: "trace ARM"
 
 
 def decompositions(run: Lab) -> dict[str, dict[str, Any]]:
-    """{arm: {"parts": {stage: its part of the cycles}} or {"why": why there is none}}, from the log, else from traces/ARM.
+    """{arm: {"parts": {stage: its part of the cycles}} or {"why": why there is none}}, from the
+    log, else from traces/ARM.
 
     A folder holds one file a rank, .json or .json.gz; what is read of it is kept in the log.
     """
-    found = {r.name.removeprefix(_NAME): r.value for r in run.records
-             if isinstance(r, Finding) and r.experiment == "cycle" and r.name.startswith(_NAME)}
+    found = {
+        r.name.removeprefix(_NAME): r.value
+        for r in run.records
+        if isinstance(r, Finding) and r.experiment == "cycle" and r.name.startswith(_NAME)
+    }
     for folder in sorted((run.folder / TRACES).glob("*/")):
         if folder.name not in found and (files := sorted(folder.glob("*.json*"))):
             found[folder.name] = _decompose(files)
@@ -49,28 +56,54 @@ def parts(found: Mapping[str, Any]) -> dict[str, torch_trace.Part]:
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """``trace.table`` of every arm that was profiled, under each other."""
-    tables = [torch_trace.table(own).assign(arm=arm).set_index("arm").reset_index() for arm, entry in found.items() if (own := parts(entry))]
+    tables = [
+        torch_trace.table(own).assign(arm=arm).set_index("arm").reset_index()
+        for arm, entry in found.items()
+        if (own := parts(entry))
+    ]
     return pd.concat(tables) if tables else pd.DataFrame(columns=["arm", "stage"])
 
 
 def bars(found: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Milliseconds of a cycle by arm, stage and what the device did in them, for ``charts.decomposition``."""
+    """Milliseconds of a cycle by arm, stage and what the device did in them, for
+    ``charts.decomposition``.
+    """
     rows = []
     for arm, entry in found.items():
         own = parts(entry)
         for stage in (stage for stage in torch_trace.CYCLE if stage in own):
-            spent = {**own[stage].seconds, "waits for host": own[stage].host_gap, "launched, not running": own[stage].device_gap}
-            rows += [(arm, stage.replace("_", "-"), "waits for rank" if what == "wait" else what, 1e3 * seconds / torch_trace.cycles(own))
-                     for what, seconds in spent.items()]
+            spent = {
+                **own[stage].seconds,
+                "waits for host": own[stage].host_gap,
+                "launched, not running": own[stage].device_gap,
+            }
+            rows += [
+                (
+                    arm,
+                    stage.replace("_", "-"),
+                    "waits for rank" if what == "wait" else what,
+                    1e3 * seconds / torch_trace.cycles(own),
+                )
+                for what, seconds in spent.items()
+            ]
     return pd.DataFrame(rows, columns=["arm", "stage", "what", "time (ms/cycle)"])
 
 
 def answer(found: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]) -> str:
-    """Which rival explanation each arm's trace supports, beside the cycle without the profiler, or why it has no trace."""
+    """Which rival explanation each arm's trace supports, beside the cycle without the profiler, or
+    why it has no trace.
+    """
     said = []
     for arm, entry in found.items():
-        own, cycle = parts(entry), number(((verdict.get("arms") or {}).get(arm) or {}).get("cycle_ms"))
+        own, cycle = (
+            parts(entry),
+            number(((verdict.get("arms") or {}).get(arm) or {}).get("cycle_ms")),
+        )
         where = " On a CPU, whose operators stand for kernels:" if entry.get("cpu") else ""
         beside = f" Without the profiler a cycle takes {cycle:.3g} ms." if cycle > 0 else ""
-        said.append(f"{arm}:{where} {torch_trace.sentence(own)}{beside}" if own else f"{arm}: no trace ({entry.get('why', 'unknown')}).")
+        said.append(
+            f"{arm}:{where} {torch_trace.sentence(own)}{beside}"
+            if own
+            else f"{arm}: no trace ({entry.get('why', 'unknown')})."
+        )
     return "\n".join(said) or "No cycle was profiled: add -p traces=true."

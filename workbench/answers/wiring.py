@@ -1,53 +1,92 @@
-"""Is the served pair wired as it was trained? The server's histogram of correct drafts against the offline reference's."""
+"""Is the served pair wired as it was trained? The server's histogram of correct drafts against the
+offline reference's.
+"""
+
 from __future__ import annotations
 
 from typing import Any
 
 from workbench.experiment.errors import BadInput
-from workbench.run.lab import Lab
 from workbench.experiment.runlog import Block
+from workbench.run.lab import Lab
 
 
 def check(lab: Lab) -> dict[str, Any]:
-    """{"ok", "sentence", "server", "reference", "alternatives"}; ok is None where it was not checked, with the reason in the sentence.
+    """{"ok", "sentence", "server", "reference", "alternatives"}; ok is None where it was not
+    checked, with the reason in the sentence.
 
     What the log holds is not checked again.
 
-    The server's side is the parity prompts of the arm shared, one at a time, as a chain. Exact equality is owed in fp32 on the CPU
+    The server's side is the parity prompts of the arm shared, one at a time, as a chain. Exact
+    equality is owed in fp32 on the CPU
     engine only: elsewhere rounding moves single drafts.
     """
     if (kept := lab.finding("wiring")) is not None:
         return kept
-    if lab.recording:       # the pair it was measured with need not be here
+    if lab.recording:  # the pair it was measured with need not be here
         return {"ok": None, "sentence": "Not checked when this was recorded."}
     profile = lab.profile
-    blocks = [b for b in lab.records if isinstance(b, Block) and (b.role, b.arm, b.concurrency) == ("parity", "shared", 1)]
+    blocks = [
+        b
+        for b in lab.records
+        if isinstance(b, Block) and (b.role, b.arm, b.concurrency) == ("parity", "shared", 1)
+    ]
     if not blocks:
         return {"ok": None, "sentence": "Not checked: the arm shared answered no parity prompts."}
     if profile.engine != "cpu" or profile.speculation.topk != 1:
-        return {"ok": None, "sentence": "Not checked: exact counts are owed on the CPU engine and for a chain only."}
-    from workbench.answers import offline_decoder         # torch and transformers, seconds that no other case needs
+        return {
+            "ok": None,
+            "sentence": (
+                "Not checked: exact counts are owed on the CPU engine and for a chain only."
+            ),
+        }
+    from workbench.answers import (
+        offline_decoder,  # torch and transformers, seconds that no other case needs
+    )
 
     requests = blocks[0].requests
     if any(request.error or request.histogram is None for request in requests):
-        return {"ok": None, "sentence": "Not checked: the server did not report how many drafts were correct."}
+        return {
+            "ok": None,
+            "sentence": "Not checked: the server did not report how many drafts were correct.",
+        }
     by_id = {str(prompt["id"]): prompt["input_ids"] for prompt in lab.prompts}
-    prompts, tokens, steps = [by_id[r.prompt] for r in requests], requests[0].completion_tokens, profile.speculation.steps
+    prompts, tokens, steps = (
+        [by_id[r.prompt] for r in requests],
+        requests[0].completion_tokens,
+        profile.speculation.steps,
+    )
 
     def histogram(layers: list[int] | None = None) -> tuple[int, ...]:
-        return offline_decoder.total_histogram(offline_decoder.decode(profile.pair.target, profile.pair.draft, prompts, tokens, steps, layers))
+        return offline_decoder.total_histogram(
+            offline_decoder.decode(
+                profile.pair.target, profile.pair.draft, prompts, tokens, steps, layers
+            )
+        )
 
     counts = [0] * (steps + 1)
     for request in requests:
         for correct, rounds in enumerate(request.histogram):
             counts[correct] += rounds
-    trained = list(profile.pair.trained_layers) if profile.pair.trained_layers else list(offline_decoder.Draft.load(profile.pair.draft).layer_ids)
+    trained = (
+        list(profile.pair.trained_layers)
+        if profile.pair.trained_layers
+        else list(offline_decoder.Draft.load(profile.pair.draft).layer_ids)
+    )
     expected, alternatives = histogram(trained), {}
     if tuple(counts) != expected:
-        for words, shift in (("the layer below each aux layer", -1), ("the layer above each aux layer", 1)):
+        for words, shift in (
+            ("the layer below each aux layer", -1),
+            ("the layer above each aux layer", 1),
+        ):
             try:
                 alternatives[words] = histogram([layer + shift for layer in trained])
             except BadInput:
-                continue        # there is no such layer
-    return {"ok": tuple(counts) == expected, "sentence": offline_decoder.diagnose(counts, expected, alternatives), "server": counts,
-            "reference": list(expected), "alternatives": {words: list(found) for words, found in alternatives.items()}}
+                continue  # there is no such layer
+    return {
+        "ok": tuple(counts) == expected,
+        "sentence": offline_decoder.diagnose(counts, expected, alternatives),
+        "server": counts,
+        "reference": list(expected),
+        "alternatives": {words: list(found) for words, found in alternatives.items()},
+    }

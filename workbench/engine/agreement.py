@@ -1,4 +1,7 @@
-"""Agreement of the ranks' drafts: every rank must verify the same tree, or the target's collectives deadlock."""
+"""Agreement of the ranks' drafts: every rank must verify the same tree, or the target's collectives
+deadlock.
+"""
+
 from __future__ import annotations
 
 import torch
@@ -13,11 +16,24 @@ class RanksDisagreed(RuntimeError):
 
 
 def hooks(orders: Orders) -> list[Hook]:
-    """One hook on the tail of draft() (eagle_worker_common.py:377), where each rank still holds its own tree."""
-    if not orders.separates or (orders.corrupt_rank is None and all(arm.agreement == "off" for arm in orders.arms)):
+    """One hook on the tail of draft() (eagle_worker_common.py:377), where each rank still holds its
+    own tree.
+    """
+    if not orders.separates or (
+        orders.corrupt_rank is None and all(arm.agreement == "off" for arm in orders.arms)
+    ):
         return []
 
-    def agree(original, batch, draft_input, parent_list, top_scores_index, draft_tokens, draft_probs, **keywords):
+    def agree(
+        original,
+        batch,
+        draft_input,
+        parent_list,
+        top_scores_index,
+        draft_tokens,
+        draft_probs,
+        **keywords,
+    ):
         tree = parent_list, top_scores_index, draft_tokens
         if not batch.forward_mode.is_idle() and placement.is_separated_now():
             group = placement.target_group()
@@ -30,16 +46,34 @@ def hooks(orders: Orders) -> list[Hook]:
                 check(tree, group)
         return original(batch, draft_input, *tree, draft_probs, **keywords)
 
-    return [Hook("sglang.srt.speculative.eagle_worker_common.build_eagle_verify_input", agree,
-                 ("batch", "draft_input", "parent_list", "top_scores_index", "draft_tokens", "draft_probs", "target_worker",
-                  "topk", "num_steps", "num_draft_tokens", "tree_mask_mode", "device"))]
+    return [
+        Hook(
+            "sglang.srt.speculative.eagle_worker_common.build_eagle_verify_input",
+            agree,
+            (
+                "batch",
+                "draft_input",
+                "parent_list",
+                "top_scores_index",
+                "draft_tokens",
+                "draft_probs",
+                "target_worker",
+                "topk",
+                "num_steps",
+                "num_draft_tokens",
+                "tree_mask_mode",
+                "device",
+            ),
+        )
+    ]
 
 
 def broadcast(tree: tuple[torch.Tensor, ...], group, *, chain: bool) -> tuple[torch.Tensor, ...]:
     """Rank 0's tree on every rank, by one collective.
 
-    A chain (topk 1) has the same parents and order on every rank by construction (eagle_worker_v2.py, _rebuild_topk1_chain_buffers),
-    so its tokens are all that has to agree; a tree is packed into one int64 tensor.
+    A chain (topk 1) has the same parents and order on every rank by construction
+    (eagle_worker_v2.py, _rebuild_topk1_chain_buffers), so its tokens are all that has to agree; a
+    tree is packed into one int64 tensor.
     """
     parents, order, tokens = tree
     if chain:
@@ -55,4 +89,7 @@ def check(tree: tuple[torch.Tensor, ...], group) -> None:
     everyone = group.all_gather(packed, dim=0)
     different = (everyone != everyone[:1]).any(dim=1).nonzero().flatten().tolist()
     if different:
-        raise RanksDisagreed(f"ranks {different} drafted another tree than rank 0: run with agreement broadcast, and find what differs")
+        raise RanksDisagreed(
+            f"ranks {different} drafted another tree than rank 0: run with agreement broadcast, and"
+            " find what differs"
+        )

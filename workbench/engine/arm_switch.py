@@ -1,4 +1,7 @@
-"""The switch between hot arms in the scheduler: every rank carries it out at the same place of its work, or none does."""
+"""The switch between hot arms in the scheduler: every rank carries it out at the same place of its
+work, or none does.
+"""
+
 from __future__ import annotations
 
 from typing import Any
@@ -7,38 +10,54 @@ from workbench.engine import placement
 from workbench.engine.hooks import Hook, Refused
 from workbench.engine.orders import Orders
 
-KEY = "draft_tp_arm"                  # its value is the arm's place in the orders: SGLang takes numbers only (io_struct.py:2350)
+KEY = (  # its value is the arm's place in the orders: SGLang takes numbers only (io_struct.py:2350)
+    "draft_tp_arm"
+)
 NOT_IDLE = "requests are in work"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController."
 
 
 class Control:
-    """What this rank knows of the arm in force. in_force: one entry a rank, taken from the worker itself at start and after every switch."""
+    """What this rank knows of the arm in force. in_force: one entry a rank, taken from the worker
+    itself at start and after every switch.
+    """
 
     def __init__(self, orders: Orders):
         self.orders = orders
         self.in_force: list[dict[str, Any]] = []
         self.switches = 0
-        self.refusal = ""             # why the last switch asked for was refused
+        self.refusal = ""  # why the last switch asked for was refused
 
     def gather(self, scheduler) -> None:
         """Collective: what is in force on each rank."""
-        self.in_force[:] = placement.target_group().all_gather_object(_in_force(scheduler.draft_worker))
+        self.in_force[:] = placement.target_group().all_gather_object(
+            _in_force(scheduler.draft_worker)
+        )
 
     def read(self) -> dict[str, Any]:
-        """{"arm", "steps", "draft_tokens", "switches", "refusal", "in_force"}: of rank 0, and the last one's of every rank."""
+        """{"arm", "steps", "draft_tokens", "switches", "refusal", "in_force"}: of rank 0, and the
+        last one's of every rank.
+        """
         mine = self.in_force[0] if self.in_force else {}
-        return {**{key: mine.get(key) for key in ("arm", "steps", "draft_tokens")}, "switches": self.switches, "refusal": self.refusal,
-                "in_force": self.in_force}
+        return {
+            **{key: mine.get(key) for key in ("arm", "steps", "draft_tokens")},
+            "switches": self.switches,
+            "refusal": self.refusal,
+            "in_force": self.in_force,
+        }
 
     def handlers(self, found, controller):
         """internal_state.py:168 asks for its handlers; adds ours."""
-        from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
+        from sglang.srt.managers.scheduler_components.internal_state import (
+            UpdateRejected,
+            _UpdateHandler,
+        )
 
         scheduler = controller.scheduler
 
         def validate(_, value):
-            # Every rank's word is heard before any acts. An exception of another class would end the server (internal_state.py:149).
+            # Every rank's word is heard before any acts. An exception of another class would end
+            # the server (internal_state.py:149).
             said = placement.target_group().all_gather_object(self._objection(scheduler, value))
             self.refusal = "; ".join(dict.fromkeys(filter(None, said)))
             if self.refusal:
@@ -63,7 +82,11 @@ class Control:
         if not scheduler.is_fully_idle():
             return NOT_IDLE
         rank, last = placement.target_group().rank_in_group, value == len(self.orders.arms) - 1
-        return f"rank {rank} refuses the last arm (a planted fault)" if last and rank == self.orders.refusing_rank else ""
+        return (
+            f"rank {rank} refuses the last arm (a planted fault)"
+            if last and rank == self.orders.refusing_rank
+            else ""
+        )
 
 
 def hooks(orders: Orders, control: Control) -> list[Hook]:
@@ -76,20 +99,33 @@ def hooks(orders: Orders, control: Control) -> list[Hook]:
         from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
         if found is not EAGLEWorkerV2:
-            raise Refused(f"several arms in one server need SGLang's EAGLEWorkerV2, not {found.__name__}: serve them one by one")
+            raise Refused(
+                f"several arms in one server need SGLang's EAGLEWorkerV2, not {found.__name__}:"
+                " serve them one by one"
+            )
         from workbench.engine.hot_arms_worker import HotArmsWorker
 
         return HotArmsWorker
 
     return [
-        Hook("sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker", create, ("self", "server_args")),
+        Hook(
+            "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
+            create,
+            ("self", "server_args"),
+        ),
         Hook(_STATE + "_update_handlers", control.handlers, ("self",), "after"),
-        Hook("sglang.srt.managers.scheduler.Scheduler.flush_cache", keep_allocator, ("self", "empty_cache")),
+        Hook(
+            "sglang.srt.managers.scheduler.Scheduler.flush_cache",
+            keep_allocator,
+            ("self", "empty_cache"),
+        ),
     ]
 
 
 def keep_allocator(original, scheduler, empty_cache: bool = True) -> bool:
-    """A flush leaves the allocator its memory: the first block after it would pay for getting it back (scheduler.py:5518)."""
+    """A flush leaves the allocator its memory: the first block after it would pay for getting it
+    back (scheduler.py:5518).
+    """
     return original(scheduler, empty_cache=False)
 
 
@@ -99,6 +135,12 @@ def _in_force(worker) -> dict[str, Any]:
         return {"arm": "none"}
     draft, placed = worker._draft_worker, placement.in_force()
     group = draft.parallel_layout.tp_group or placement.target_group()
-    return {"arm": placed.arm, "steps": draft.speculative_num_steps, "draft_tokens": draft.speculative_num_draft_tokens,
-            "topk": draft.topk, "agreement": placed.agreement, "timing": placed.timing,
-            "group_ranks": list(group.ranks)}
+    return {
+        "arm": placed.arm,
+        "steps": draft.speculative_num_steps,
+        "draft_tokens": draft.speculative_num_draft_tokens,
+        "topk": draft.topk,
+        "agreement": placed.agreement,
+        "timing": placed.timing,
+        "group_ranks": list(group.ranks),
+    }

@@ -1,4 +1,7 @@
-"""Hooks that are in force or stop the server: SGLang only logs a hook that it cannot apply (plugins/hook_registry.py:144)."""
+"""Hooks that are in force or stop the server: SGLang only logs a hook that it cannot apply
+(plugins/hook_registry.py:144).
+"""
+
 from __future__ import annotations
 
 import functools
@@ -19,8 +22,10 @@ class Refused(RuntimeError):
 
 @dataclass(frozen=True)
 class Hook:
-    """One hook. target: dotted path in SGLang; function: called as SGLang's hook of that kind; parameters: the target's parameter
-    names in this release, so that a changed signature is seen before it is misused; kind: around, before or after."""
+    """One hook. target: dotted path in SGLang; function: called as SGLang's hook of that kind;
+    parameters: the target's parameter names in this release, so that a changed signature is seen
+    before it is misused; kind: around, before or after.
+    """
 
     target: str
     function: Callable
@@ -29,17 +34,21 @@ class Hook:
 
 
 def install(hooks: Iterable[Hook]) -> tuple[str, ...]:
-    """Register and apply the hooks by SGLang's plugin mechanism and make sure that each is in force; returns their targets.
+    """Register and apply the hooks by SGLang's plugin mechanism and make sure that each is in
+    force; returns their targets.
 
     Of two around one target the earlier is outside: SGLang would have it inside, and warns of both.
-    Raises: Refused for another SGLang release, a missing target, a changed signature, or a hook that was not applied.
+    Raises: Refused for another SGLang release, a missing target, a changed signature, or a hook
+        that was not applied.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     hooks = _joined(hooks)
     found = version("sglang")
     if found != SGLANG:
-        raise Refused(f"this workbench patches SGLang {SGLANG} and found {found}: install sglang=={SGLANG}")
+        raise Refused(
+            f"this workbench patches SGLang {SGLANG} and found {found}: install sglang=={SGLANG}"
+        )
     for hook in hooks:
         _check(hook)
         HookRegistry.register(hook.target, hook.function, HookType(hook.kind))
@@ -47,7 +56,9 @@ def install(hooks: Iterable[Hook]) -> tuple[str, ...]:
     for hook in hooks:
         # functools.wraps leaves the original behind: a target without it was not wrapped.
         if not hasattr(_resolve(hook.target), "__wrapped__"):
-            raise Refused(f"the hook on {hook.target} was not applied: see the log above for SGLang's reason")
+            raise Refused(
+                f"the hook on {hook.target} was not applied: see the log above for SGLang's reason"
+            )
     return tuple(dict.fromkeys(hook.target for hook in hooks))
 
 
@@ -55,7 +66,11 @@ def _joined(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
     joined: dict[tuple, Hook] = {}
     for hook in hooks:
         key = (hook.target,) if hook.kind == "around" else (hook.target, hook.kind, hook.function)
-        joined[key] = replace(joined[key], function=_around(joined[key].function, hook.function)) if key in joined else hook
+        joined[key] = (
+            replace(joined[key], function=_around(joined[key].function, hook.function))
+            if key in joined
+            else hook
+        )
     return tuple(joined.values())
 
 
@@ -68,18 +83,24 @@ def _around(outer: Callable, inner: Callable) -> Callable:
 
 def _resolve(target: str) -> Callable:
     owner, _, name = target.rpartition(".")
-    module = re.match(r"[a-z0-9_.]+(?=\.|$)", owner)[0]       # classes begin with a capital
-    importlib.import_module(module)                            # pkgutil would hide why an import failed
+    module = re.match(r"[a-z0-9_.]+(?=\.|$)", owner)[0]  # classes begin with a capital
+    importlib.import_module(module)  # pkgutil would hide why an import failed
     return getattr(pkgutil.resolve_name(owner), name)
 
 
 def _check(hook: Hook) -> None:
-    # Resolving imports the module, so that names imported from it elsewhere are patched too (hook_registry.py:_propagate_patch).
+    # Resolving imports the module, so that names imported from it elsewhere are patched too
+    # (hook_registry.py:_propagate_patch).
     try:
         target = _resolve(hook.target)
     except (ImportError, AttributeError) as error:
-        raise Refused(f"{hook.target} is missing in this SGLang ({error}): install sglang=={SGLANG} as published") from None
+        raise Refused(
+            f"{hook.target} is missing in this SGLang ({error}): install sglang=={SGLANG} as"
+            " published"
+        ) from None
     found = tuple(inspect.signature(target).parameters)
     if found != hook.parameters:
-        raise Refused(f"{hook.target} takes {', '.join(found)} where {', '.join(hook.parameters)} was expected: "
-                      f"install sglang=={SGLANG} as published")
+        raise Refused(
+            f"{hook.target} takes {', '.join(found)} where {', '.join(hook.parameters)} was"
+            f" expected: install sglang=={SGLANG} as published"
+        )

@@ -1,18 +1,26 @@
-"""What the workbench orders an engine process to do: one JSON value in the environment, the only way into SGLang's spawned processes."""
+"""What the workbench orders an engine process to do: one JSON value in the environment, the only
+way into SGLang's spawned processes.
+"""
+
 from __future__ import annotations
 
 import json
 import os
 from dataclasses import asdict, dataclass, fields
 
-SGLANG = "0.5.23"       # the release that the patch is written against; every citation of its source is of this one
+# the release that the patch is written against; every citation of its source is of this one
+SGLANG = "0.5.23"
 VARIABLE = "DRAFT_TP_ORDERS"
-SHARED_MEMORY = "DRAFT_TP_SHARED_MEMORY"        # off: ranks on a CPU talk through gloo alone (engine/cpu/shared.py)
+SHARED_MEMORY = (  # off: ranks on a CPU talk through gloo alone (engine/cpu/shared.py)
+    "DRAFT_TP_SHARED_MEMORY"
+)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """One draft in memory: on the target's TP group (``group`` None) or on groups of ``group`` consecutive ranks; equal ones by number."""
+    """One draft in memory: on the target's TP group (``group`` None) or on groups of ``group``
+    consecutive ranks; equal ones by number.
+    """
 
     group: int | None = None
     number: int = 1
@@ -22,11 +30,12 @@ class Draft:
 class Placement:
     """What one arm asks of its draft.
 
-    group: ranks of one draft group, None for the target's TP group. number: tells apart drafts of one size that are held twice, for a
-        control; arms of equal group and number share their draft's weights and KV pool.
+    group: ranks of one draft group, None for the target's TP group.
+    number: tells apart drafts of one size that are held twice, for a control; arms of equal group
+        and number share their draft's weights and KV pool.
     steps, draft_tokens: of the chain or tree; None where the server's own flags say it.
-    agreement: ``broadcast`` (rank 0's tree is verified everywhere), ``check`` (compare, stop on a difference) or ``off``; only a draft on
-        groups of its own needs any.
+    agreement: ``broadcast`` (rank 0's tree is verified everywhere), ``check`` (compare, stop on a
+        difference) or ``off``; only a draft on groups of its own needs any.
     timing: ``on`` or ``off``: whether each stage is timed while this arm is in force.
     """
 
@@ -48,11 +57,15 @@ class Orders:
     """Orders for every process of one server.
 
     server: the identity it reports, so that a client knows whose answer it reads.
-    arms: the placements this server holds, the first in force at start; empty for a server without a draft.
-    cpu: serve on the CPU engine. overlap: with the overlapping scheduler loop there, which SGLang turns off on a CPU; for tests of it.
-    omit, corrupt_rank, refusing_rank: faults for negative controls only: a place of the patch left out ("kv_pool", "embedding", "kv_budget";
-        of a server of several arms "forced_state", "target_scope"), a rank whose draft tokens are shifted, a rank that refuses the last arm.
-        A server with a fault attests it, and the workbench takes no result from it.
+    arms: the placements this server holds, the first in force at start; empty for a server without
+        a draft.
+    cpu: serve on the CPU engine.
+    overlap: with the overlapping scheduler loop there, which SGLang turns off on a CPU; for tests
+        of it.
+    omit, corrupt_rank, refusing_rank: faults for negative controls only: a place of the patch left
+    out ("kv_pool", "embedding", "kv_budget"; of a server of several arms "forced_state",
+    "target_scope"), a rank whose draft tokens are shifted, a rank that refuses the last arm. A
+    server with a fault attests it, and the workbench takes no result from it.
     """
 
     server: str = ""

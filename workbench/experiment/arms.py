@@ -1,4 +1,5 @@
 """An arm: one configuration under test, and the grammar of its name."""
+
 from __future__ import annotations
 
 import re
@@ -7,8 +8,14 @@ from dataclasses import dataclass, fields, replace
 from workbench.experiment.communication import SETTINGS
 from workbench.experiment.errors import BadInput
 
-WORDS = {"agreement": ("broadcast", "check", "off"), "timing": ("on", "off"), "comm": tuple(SETTINGS)}
-_NAME = re.compile(r"(?P<placement>none|shared|own-(?P<group>[1-9]\d*))(#(?P<replica>[1-9]\d*))?(?P<settings>(\+[a-z_]+=[a-z0-9-]+)*)")
+WORDS = {
+    "agreement": ("broadcast", "check", "off"),
+    "timing": ("on", "off"),
+    "comm": tuple(SETTINGS),
+}
+_NAME = re.compile(
+    r"(?P<placement>none|shared|own-(?P<group>[1-9]\d*))(#(?P<replica>[1-9]\d*))?(?P<settings>(\+[a-z_]+=[a-z0-9-]+)*)"
+)
 _INTEGERS = ("steps", "topk", "draft_tokens")
 
 
@@ -16,14 +23,17 @@ _INTEGERS = ("steps", "topk", "draft_tokens")
 class Arm:
     """One configuration under test.
 
-    placement: ``none`` (no speculation), ``shared`` (the draft on the target's TP group, SGLang's way) or ``own``
-        (the draft replicated on groups of ``group`` consecutive ranks).
+    placement: ``none`` (no speculation), ``shared`` (the draft on the target's TP group, SGLang's
+        way) or ``own`` (the draft replicated on groups of ``group`` consecutive ranks).
     group: ranks in one draft group; None unless ``own``.
     replica: the same configuration under a second label, for a control (an arm against itself).
-    steps, topk, draft_tokens, agreement, timing: where this arm departs from its profile; None means the profile's.
-    comm: a named setting of the communication layer (workbench.experiment.communication); None means what the profile says.
+    steps, topk, draft_tokens, agreement, timing: where this arm departs from its profile; None
+    means the profile's.
+    comm: a named setting of the communication layer (workbench.experiment.communication); None
+        means what the profile says.
 
-    The name is ``PLACEMENT[#REPLICA][+key=value...]``: ``own-1``, ``shared#2``, ``own-2+steps=2+agreement=off``, ``none+comm=nccl-ring``.
+    The name is ``PLACEMENT[#REPLICA][+key=value...]``: ``own-1``, ``shared#2``,
+    ``own-2+steps=2+agreement=off``, ``none+comm=nccl-ring``.
     """
 
     placement: str
@@ -44,7 +54,11 @@ class Arm:
         """
         match = _NAME.fullmatch(str(name))
         if match is None:
-            raise BadInput("arm", f"{name!r} is unknown", "use none, shared or own-N, with +key=value for a setting")
+            raise BadInput(
+                "arm",
+                f"{name!r} is unknown",
+                "use none, shared or own-N, with +key=value for a setting",
+            )
         settings: dict[str, int | str] = {}
         for item in filter(None, match["settings"].split("+")):
             key, value = item.split("=")
@@ -53,11 +67,18 @@ class Arm:
             elif value in WORDS.get(key, ()):
                 settings[key] = value
             else:
-                raise BadInput("arm", f"{name!r} has the unknown setting {item!r}",
-                               f"use {', '.join(_INTEGERS)} with a number, or "
-                               + " or ".join(f"{word} with one of {', '.join(values)}" for word, values in WORDS.items()))
+                raise BadInput(
+                    "arm",
+                    f"{name!r} has the unknown setting {item!r}",
+                    f"use {', '.join(_INTEGERS)} with a number, or "
+                    + " or ".join(
+                        f"{word} with one of {', '.join(values)}" for word, values in WORDS.items()
+                    ),
+                )
         if match["placement"] == "none" and settings.keys() - {"comm"}:
-            raise BadInput("arm", f"{name!r} gives settings of a draft to an arm without one", "use plain none")
+            raise BadInput(
+                "arm", f"{name!r} gives settings of a draft to an arm without one", "use plain none"
+            )
         group = int(match["group"]) if match["group"] else None
         replica = int(match["replica"]) if match["replica"] else None
         return cls(match["placement"].split("-")[0], group, replica, **settings)
@@ -67,8 +88,11 @@ class Arm:
         name = self.placement if self.group is None else f"own-{self.group}"
         name += f"#{self.replica}" if self.replica else ""
         chosen = (*_INTEGERS, *WORDS)
-        return name + "".join(f"+{f.name}={getattr(self, f.name)}" for f in fields(self)
-                              if f.name in chosen and getattr(self, f.name) is not None)
+        return name + "".join(
+            f"+{f.name}={getattr(self, f.name)}"
+            for f in fields(self)
+            if f.name in chosen and getattr(self, f.name) is not None
+        )
 
     @property
     def speculates(self) -> bool:
@@ -76,5 +100,7 @@ class Arm:
 
     @property
     def configuration(self) -> Arm:
-        """The arm without its replica label: equal for two arms that are served by the same configuration."""
+        """The arm without its replica label: equal for two arms that are served by the same
+        configuration.
+        """
         return replace(self, replica=None)

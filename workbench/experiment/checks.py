@@ -1,4 +1,5 @@
 """A check: one thing found out before a server is started, and what to do about it."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,7 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Check:
-    """name: the field of the profile or of a model's config.json that it is about. mend: empty where nothing is to be done."""
+    """name: the field of the profile or of a model's config.json that it is about. mend: empty
+    where nothing is to be done.
+    """
 
     name: str
     status: Literal["passed", "warned", "refused"]

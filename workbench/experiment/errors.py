@@ -1,4 +1,4 @@
-"""The ways a run can end without a result, each with the exit status that design promises for it."""
+"""The ways a run can end without a result, each with its exit status."""
 
 
 class WorkbenchError(Exception):

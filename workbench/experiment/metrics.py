@@ -1,4 +1,7 @@
-"""What blocks say: speed, collectives and stage times of an arm, as sums over its blocks divided once; None where unknown."""
+"""What blocks say: speed, collectives and stage times of an arm, as sums over its blocks divided
+once; None where unknown.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,10 +13,11 @@ from workbench.experiment.profile import SIMULATED_ACCEPTANCE, Profile
 from workbench.experiment.runlog import Block, Failure, Finding, Line, Start
 
 
-
 @dataclass(frozen=True)
 class Run:
-    """A run log with its profile, looked up by experiment and arm. Warm-up blocks are facts of the log, never of an arm."""
+    """A run log with its profile, looked up by experiment and arm. Warm-up blocks are facts of the
+    log, never of an arm.
+    """
 
     profile: Profile
     records: Sequence[Line] = field(repr=False)
@@ -28,25 +32,55 @@ class Run:
 
     @cached_property
     def experiments(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(r.experiment for r in self.records if isinstance(r, (Block, Failure))))
+        return tuple(
+            dict.fromkeys(r.experiment for r in self.records if isinstance(r, (Block, Failure)))
+        )
 
     def blocks(self, experiment: str, arm: str | None = None, role: str = "measure") -> list[Block]:
-        return [r for r in self.records if isinstance(r, Block) and r.experiment == experiment and r.role == role and arm in (None, r.arm)]
+        return [
+            r
+            for r in self.records
+            if isinstance(r, Block)
+            and r.experiment == experiment
+            and r.role == role
+            and arm in (None, r.arm)
+        ]
 
     def arms(self, experiment: str) -> tuple[str, ...]:
-        """Every arm that was measured or compared for parity, or was to be and failed: none, shared, own-N, replicas last."""
-        seen = dict.fromkeys(r.arm for r in self.records if r.kind in ("block", "failure") and r.experiment == experiment
-                             and getattr(r, "role", getattr(r, "what", "")) not in ("warmup", "search", "setting", "stopped"))
+        """Every arm that was measured or compared for parity, or was to be and failed: none,
+        shared, own-N, replicas last.
+        """
+        seen = dict.fromkeys(
+            r.arm
+            for r in self.records
+            if r.kind in ("block", "failure")
+            and r.experiment == experiment
+            and getattr(r, "role", getattr(r, "what", ""))
+            not in ("warmup", "search", "setting", "stopped")
+        )
         return tuple(sorted(seen, key=_rank))
 
     def finding(self, experiment: str, name: str) -> Finding | None:
         """The latest finding of that name."""
-        return next((r for r in reversed(self.records) if isinstance(r, Finding) and (r.experiment, r.name) == (experiment, name)), None)
+        return next(
+            (
+                r
+                for r in reversed(self.records)
+                if isinstance(r, Finding) and (r.experiment, r.name) == (experiment, name)
+            ),
+            None,
+        )
 
     def acceptance_simulated(self, experiment: str) -> bool:
-        """Whether SGLang held the accept length by simulation: then it says nothing about the pair."""
-        values = [s.environment.get(SIMULATED_ACCEPTANCE) for s in self.starts.values() if s.experiment == experiment]
-        return self.profile.acceptance_simulated or any(value and float(value) > 0 for value in values)
+        """Whether SGLang simulated the accept length: then it says nothing about the pair."""
+        values = [
+            s.environment.get(SIMULATED_ACCEPTANCE)
+            for s in self.starts.values()
+            if s.experiment == experiment
+        ]
+        return self.profile.acceptance_simulated or any(
+            value and float(value) > 0 for value in values
+        )
 
 
 def _rank(name: str) -> tuple:
@@ -55,16 +89,22 @@ def _rank(name: str) -> tuple:
 
 
 def tokens_per_s(blocks: Iterable[Block]) -> float | None:
-    """Completion tokens of all requests over the blocks' seconds, each from its first request sent to its last one ended."""
+    """Completion tokens of all requests over the blocks' seconds, each from its first request sent
+    to its last one ended.
+    """
     blocks = list(blocks)
-    return _over(sum(r.completion_tokens for b in blocks for r in b.requests), sum(b.seconds for b in blocks))
+    return _over(
+        sum(r.completion_tokens for b in blocks for r in b.requests), sum(b.seconds for b in blocks)
+    )
 
 
 def cycle_ms(blocks: Iterable[Block]) -> float | None:
-    """Milliseconds from one verify round of a request to the next; for an arm without speculation, from one token to the next.
+    """Milliseconds from one verify round of a request to the next; for an arm without speculation,
+    from one token to the next.
 
-    From a request's first token to its end, so that prefill and queue are left out: the prefill makes the first token and each
-    round the next ones. Requests that run at once share their rounds, and each sees every round it takes part in.
+    From a request's first token to its end, so that prefill and queue are left out: the prefill
+    makes the first token and each round the next ones. Requests that run at once share their
+    rounds, and each sees every round it takes part in.
     """
     seconds = rounds = 0.0
     for block in blocks:
@@ -80,7 +120,10 @@ def cycle_ms(blocks: Iterable[Block]) -> float | None:
 
 
 # What arms are compared by: name -> function of blocks.
-METRICS: dict[str, Callable[[Iterable[Block]], float | None]] = {"tokens_per_s": tokens_per_s, "cycle_ms": cycle_ms}
+METRICS: dict[str, Callable[[Iterable[Block]], float | None]] = {
+    "tokens_per_s": tokens_per_s,
+    "cycle_ms": cycle_ms,
+}
 
 
 def collectives_by_kind(blocks: Sequence[Block]) -> dict[str, dict[str, float]]:
@@ -92,7 +135,10 @@ def collectives_by_kind(blocks: Sequence[Block]) -> dict[str, dict[str, float]]:
         rounds = sum(b.rounds.get(stage, 0) for b in counted)
         kinds = dict.fromkeys(kind for b in counted for kind in b.collectives[stage])
         if rounds:
-            found[stage] = {kind: sum(b.collectives[stage].get(kind, 0) for b in counted) / rounds for kind in kinds}
+            found[stage] = {
+                kind: sum(b.collectives[stage].get(kind, 0) for b in counted) / rounds
+                for kind in kinds
+            }
     return found
 
 
@@ -101,8 +147,10 @@ def stage_ms(blocks: Sequence[Block]) -> dict[str, float]:
     found: dict[str, float] = {}
     for stage in dict.fromkeys(stage for b in blocks for stage in b.stage_seconds):
         timed = [b for b in blocks if stage in b.stage_seconds]
-        ms = _over(1000 * sum(b.stage_seconds[stage] for b in timed),
-                   sum(b.stage_timed.get(stage, b.rounds.get(stage, 0)) for b in timed))
+        ms = _over(
+            1000 * sum(b.stage_seconds[stage] for b in timed),
+            sum(b.stage_timed.get(stage, b.rounds.get(stage, 0)) for b in timed),
+        )
         if ms is not None:
             found[stage] = ms
     return found

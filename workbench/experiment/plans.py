@@ -1,4 +1,7 @@
-"""What each notebook's experiment runs: blocks of the schedule, each with its concurrency and length. Pure."""
+"""What each notebook's experiment runs: blocks of the schedule, each with its concurrency and
+length. Pure.
+"""
+
 from __future__ import annotations
 
 import math
@@ -15,16 +18,18 @@ from workbench.experiment.runlog import Block, Line, Start
 from workbench.experiment.schedule import Planned
 
 PARITY_CONCURRENCY = (1, 4)  # one by one, and several at once
-TRACE_TOKENS = 24            # some six to twenty cycles under the profiler
-WARMUP_REQUESTS = 2          # enough to reach every shape of the workload once; never measured
+TRACE_TOKENS = 24  # some six to twenty cycles under the profiler
+WARMUP_REQUESTS = 2  # enough to reach every shape of the workload once; never measured
 
 
 @dataclass(frozen=True)
 class Task:
-    """A planned block, with how many requests are sent at once and how many tokens each is asked for.
+    """A planned block, with how many requests are sent at once and how many tokens each is asked
+    for.
 
-    family: experiments of one family share the servers of equal start groups (its own experiment where empty). optional: where the server
-    of its arm does not start, the plan goes on without that arm.
+    family: experiments of one family share the servers of equal start groups (its own experiment
+        where empty).
+    optional: where the server of its arm does not start, the plan goes on without that arm.
     """
 
     planned: Planned
@@ -50,43 +55,73 @@ def numbered(tasks: Iterable[Task]) -> list[tuple[int, Task]]:
 
 
 def baseline(profile: Profile, prompts: int, records: Sequence[Line] = ()) -> list[Task]:
-    """03_baseline: the plain server against itself, alternating in one start: its throughput and the noise between blocks.
+    """03_baseline: the plain server against itself, alternating in one start: its throughput and
+    the noise between blocks.
 
     records: of the run so far; pairs that an interruption tore apart are made up for.
     """
     arms = schedule.with_control(("none",))
-    plan = schedule.paired("baseline", arms, schedule.balanced(profile.plan.pairs, len(arms)) + torn(records, "baseline"), prompts,
-                           profile.workload.requests_per_block, WARMUP_REQUESTS, profile.plan.seed)
+    plan = schedule.paired(
+        "baseline",
+        arms,
+        schedule.balanced(profile.plan.pairs, len(arms)) + torn(records, "baseline"),
+        prompts,
+        profile.workload.requests_per_block,
+        WARMUP_REQUESTS,
+        profile.plan.seed,
+    )
     return [_measured(profile, planned) for planned in plan]
 
 
 def torn(records: Sequence[Line], experiment: str) -> int:
-    """Pairs of blocks whose blocks are in two server starts, because the run was interrupted between them: they cannot be compared."""
+    """Pairs of blocks whose blocks are in two server starts, because the run was interrupted
+    between them: they cannot be compared.
+    """
     starts: dict[int, set[int]] = {}
     for r in records:
-        if isinstance(r, Block) and (r.experiment, r.role) == (experiment, "measure") and r.pair is not None:
+        if (
+            isinstance(r, Block)
+            and (r.experiment, r.role) == (experiment, "measure")
+            and r.pair is not None
+        ):
             starts.setdefault(r.pair, set()).add(r.start)
     return sum(len(found) > 1 for found in starts.values())
 
 
 def draft_tp(profile: Profile, prompts: int) -> list[Task]:
-    """04_draft_tp: every arm of the profile and a control, in alternating starts, and their answers compared token by token.
+    """04_draft_tp: every arm of the profile and a control, in alternating starts, and their answers
+    compared token by token.
 
-    The speculating arms of a start share its server and are compared by pairs of blocks; none has starts of its own, so what it is
-    compared with crosses restarts. With ``plan.restart`` every arm has starts of its own. The first start that can hold an arm also answers
-    the parity prompts with it, one by one and several at once; so do trees and own-N without agreement, whose speed is not compared. Where
-    SGLang holds the accept length its answers are made up, and none are compared. With ``plan.traces`` the first start of an arm ends with a
-    request under SGLang's profiler.
+    The speculating arms of a start share its server and are compared by pairs of blocks; none has
+    starts of its own, so what it is compared with crosses restarts. With ``plan.restart`` every arm
+    has starts of its own. The first start that can hold an arm also answers the parity prompts with
+    it, one by one and several at once; so do trees and own-N without agreement, whose speed is not
+    compared. Where SGLang holds the accept length its answers are made up, and none are compared.
+    With ``plan.traces`` the first start of an arm ends with a request under SGLang's profiler.
     """
     arms = [Arm.parse(name) for name in schedule.with_control(profile.plan.arms)]
     sides = [[arm.name for arm in served] for served in servers(profile, arms)]
     wanted = profile.plan.blocks_per_start
     if not profile.plan.restart:
         wanted = max(wanted, math.ceil(profile.plan.pairs / profile.plan.starts))
-    plan = schedule.by_starts("draft_tp", sides, profile.plan.starts, wanted, prompts, profile.workload.requests_per_block, WARMUP_REQUESTS,
-                              profile.plan.seed)
+    plan = schedule.by_starts(
+        "draft_tp",
+        sides,
+        profile.plan.starts,
+        wanted,
+        prompts,
+        profile.workload.requests_per_block,
+        WARMUP_REQUESTS,
+        profile.plan.seed,
+    )
     checked = tuple(range(min(profile.plan.parity_prompts, prompts)))
-    asked = [] if profile.acceptance_simulated else list(dict.fromkeys([a for a in profile.arms if not a.replica] + variants(profile.arms)))
+    asked = (
+        []
+        if profile.acceptance_simulated
+        else list(
+            dict.fromkeys([a for a in profile.arms if not a.replica] + variants(profile.arms))
+        )
+    )
     traced = [arm for arm in profile.arms if not arm.replica] if profile.plan.traces else []
     tasks: list[Task] = []
     for group, blocks in groupby(plan, key=lambda planned: planned.start_group):
@@ -98,24 +133,45 @@ def draft_tp(profile: Profile, prompts: int) -> list[Task]:
             tasks += _parity(profile, arm, checked, group)
         for arm in [arm for arm in traced if arm in held]:
             traced.remove(arm)
-            tasks.append(Task(Planned("draft_tp", "trace", arm.name, None, 0, checked[:1], profile.plan.seed, group), 1, TRACE_TOKENS))
-    for group, served in enumerate(servers(profile, asked), group + 1):
+            tasks.append(
+                Task(
+                    Planned(
+                        "draft_tp",
+                        "trace",
+                        arm.name,
+                        None,
+                        0,
+                        checked[:1],
+                        profile.plan.seed,
+                        group,
+                    ),
+                    1,
+                    TRACE_TOKENS,
+                )
+            )
+    for later, served in enumerate(servers(profile, asked), group + 1):
         for arm in served:
-            tasks += _parity(profile, arm, checked, group)
+            tasks += _parity(profile, arm, checked, later)
     return tasks
 
 
 def servers(profile: Profile, arms: Iterable[Arm]) -> list[tuple[Arm, ...]]:
-    """The arms by the servers of a plan: as few as can hold them, or one an arm with ``plan.restart``."""
-    return [(arm,) for arm in dict.fromkeys(arms)] if profile.plan.restart else together(profile, arms)
+    """The arms by the servers of a plan: as few as can hold them, or one an arm with
+    ``plan.restart``.
+    """
+    return (
+        [(arm,) for arm in dict.fromkeys(arms)] if profile.plan.restart else together(profile, arms)
+    )
 
 
 def together(profile: Profile, arms: Iterable[Arm]) -> list[tuple[Arm, ...]]:
     """The arms by the servers that can hold them at once, in their own order.
 
-    Arms without a draft are one plain server, since even a draft of 0 steps makes the target verify. Drafts share a server where they
-    share topk: SGLang keeps one topk for buffers that outlive a switch (managers/overlap_utils.py:373, speculative/eagle_worker_v2.py:1317).
-    A setting of the communication layer is a server's, from its start on.
+    Arms without a draft are one plain server, since even a draft of 0 steps makes the target
+    verify. Drafts share a server where they
+    share topk: SGLang keeps one topk for buffers that outlive a switch
+    (managers/overlap_utils.py:373, speculative/eagle_worker_v2.py:1317). A setting of the
+    communication layer is a server's, from its start on.
     """
     kinds: dict[tuple, dict[Arm, None]] = {}
     for arm in arms:
@@ -134,13 +190,27 @@ def _kind(profile: Profile, arm: Arm) -> tuple:
 
 
 def variants(arms: Iterable[Arm]) -> list[Arm]:
-    """Settings of the speculating arms whose tokens are compared but not their speed: a tree, and (own-N) no agreement.
+    """Settings of the speculating arms whose tokens are compared but not their speed: a tree, and
+    (own-N) no agreement.
 
-    No tree of an arm with a step count of its own, which may not fill one: 05_steps measures those that can be.
+    No tree of an arm with a step count of its own, which may not fill one: 05_steps measures those
+    that can be.
     """
-    speculating = [arm for arm in arms if arm.speculates and not arm.replica and "off" not in (arm.agreement, arm.timing)]
-    trees = [replace(arm, topk=2, draft_tokens=6) for arm in speculating if arm.topk in (None, 1) and arm.steps is None]
-    return trees + [replace(arm, agreement="off") for arm in speculating if arm.placement == "own" and arm.agreement is None]
+    speculating = [
+        arm
+        for arm in arms
+        if arm.speculates and not arm.replica and "off" not in (arm.agreement, arm.timing)
+    ]
+    trees = [
+        replace(arm, topk=2, draft_tokens=6)
+        for arm in speculating
+        if arm.topk in (None, 1) and arm.steps is None
+    ]
+    return trees + [
+        replace(arm, agreement="off")
+        for arm in speculating
+        if arm.placement == "own" and arm.agreement is None
+    ]
 
 
 def _measured(profile: Profile, planned: Planned) -> Task:
@@ -150,15 +220,23 @@ def _measured(profile: Profile, planned: Planned) -> Task:
 def _parity(profile: Profile, arm: Arm, prompts: tuple[int, ...], group: int) -> list[Task]:
     # The plain server runs twice: how far it differs from itself is the control (field report F29).
     repeats = 1 if arm.speculates else 2
-    return [Task(Planned("draft_tp", "parity", arm.name, repeat, 0, prompts, profile.plan.seed, group), concurrency,
-                 profile.plan.parity_tokens)
-            for repeat in range(repeats) for concurrency in PARITY_CONCURRENCY]
+    return [
+        Task(
+            Planned("draft_tp", "parity", arm.name, repeat, 0, prompts, profile.plan.seed, group),
+            concurrency,
+            profile.plan.parity_tokens,
+        )
+        for repeat in range(repeats)
+        for concurrency in PARITY_CONCURRENCY
+    ]
 
 
 def left_s(records: Sequence[Line], tasks: Sequence[Task], starts: int) -> float | None:
-    """Seconds for the tasks that are left and so many server starts; None before the first block of the run.
+    """Seconds for the tasks that are left and so many server starts; None before the first block of
+    the run.
 
-    A block takes as long as those of its requests, tokens and concurrency did, else as its tokens did in all blocks.
+    A block takes as long as those of its requests, tokens and concurrency did, else as its tokens
+    did in all blocks.
     """
     blocks = [r for r in records if isinstance(r, Block)]
     tokens = sum(r.completion_tokens for b in blocks for r in b.requests)
@@ -167,9 +245,19 @@ def left_s(records: Sequence[Line], tasks: Sequence[Task], starts: int) -> float
     alike: dict[tuple, list[float]] = {}
     for b in blocks:
         alike.setdefault((len(b.requests), b.concurrency, b.role == "parity"), []).append(b.seconds)
-    a_token, start = sum(b.seconds for b in blocks) / tokens, [r.seconds for r in records if isinstance(r, Start)]
-    times = [mean(alike.get((len(t.planned.prompts), t.concurrency, t.planned.role == "parity"), [len(t.planned.prompts) * t.max_new_tokens * a_token]))
-             for t in tasks]
+    a_token, start = (
+        sum(b.seconds for b in blocks) / tokens,
+        [r.seconds for r in records if isinstance(r, Start)],
+    )
+    times = [
+        mean(
+            alike.get(
+                (len(t.planned.prompts), t.concurrency, t.planned.role == "parity"),
+                [len(t.planned.prompts) * t.max_new_tokens * a_token],
+            )
+        )
+        for t in tasks
+    ]
     return sum(times) + starts * (mean(start) if start else 0.0)
 
 
@@ -177,4 +265,8 @@ def left_words(seconds: float | None) -> str:
     """Seconds in words, for a line of progress; "" where they are not known."""
     if seconds is None:
         return ""
-    return f", about {max(5, 5 * round(seconds / 5))} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
+    return (
+        f", about {max(5, 5 * round(seconds / 5))} s left"
+        if seconds < 100
+        else f", about {seconds / 60:.0f} min left"
+    )

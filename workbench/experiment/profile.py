@@ -1,4 +1,7 @@
-"""A profile: a named, complete setting (pair, machine, server, workload, plan), read from a YAML file and checked."""
+"""A profile: a named, complete setting (pair, machine, server, workload, plan), read from a YAML
+file and checked.
+"""
+
 from __future__ import annotations
 
 import math
@@ -6,14 +9,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from workbench.experiment.arms import Arm
 from workbench.experiment.communication import SETTINGS
 from workbench.experiment.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
-SIMULATED_ACCEPTANCE = "SGLANG_SIMULATE_ACC_LEN"      # in force when above 0 (speculative/spec_utils.py:276)
+SIMULATED_ACCEPTANCE = (  # in force when above 0 (speculative/spec_utils.py:276)
+    "SGLANG_SIMULATE_ACC_LEN"
+)
 _LOOPBACK = ("127.", "localhost", "::1")
 PROFILES = ROOT / "notebooks" / "profiles"
 
@@ -25,7 +38,8 @@ class Section(BaseModel):
 class Pair(Section):
     """The two models, as folders; relative paths are taken from the repository's root.
 
-    trained_layers: the aux layer ids that the draft was trained on, where its own config is not to be believed.
+    trained_layers: the aux layer ids that the draft was trained on, where its own config is not to
+        be believed.
     """
 
     target: Path
@@ -43,9 +57,11 @@ class Pair(Section):
 
 
 class Speculation(Section):
-    """SGLang's --speculative-*: chain when topk is 1 (then draft_tokens is steps + 1), a tree otherwise.
+    """SGLang's --speculative-*: chain when topk is 1 (then draft_tokens is steps + 1), a tree
+    otherwise.
 
-    agreement: of the ranks' drafts (engine/agreement.py). timing: whether the stages of the cycle are timed; an arm without shows its cost.
+    agreement: of the ranks' drafts (engine/agreement.py).
+    timing: whether the stages of the cycle are timed; an arm without shows its cost.
     """
 
     algorithm: str = "EAGLE3"
@@ -58,13 +74,18 @@ class Speculation(Section):
     @model_validator(mode="after")
     def _chain(self) -> Speculation:
         if self.topk == 1 and self.draft_tokens != self.steps + 1:
-            raise ValueError(f"draft_tokens is {self.draft_tokens} but a chain of {self.steps} steps verifies {self.steps + 1}")
+            raise ValueError(
+                f"draft_tokens is {self.draft_tokens} but a chain of {self.steps} steps verifies"
+                f" {self.steps + 1}"
+            )
         return self
 
     @property
     def candidates(self) -> int:
-        """Tokens offered beside the root by this many steps of this topk (speculative/eagle_utils.py:110)."""
-        return self.topk + max(0, self.steps - 1) * self.topk ** 2
+        """Tokens offered beside the root by this many steps of this topk
+        (speculative/eagle_utils.py:110).
+        """
+        return self.topk + max(0, self.steps - 1) * self.topk**2
 
     @property
     def fills(self) -> bool:
@@ -73,19 +94,27 @@ class Speculation(Section):
 
     def of(self, arm: Arm) -> Speculation:
         """What the arm is served with: this setting, the arm's own where it names one."""
-        own = {k: v for k in ("steps", "topk", "draft_tokens", "agreement", "timing") if (v := getattr(arm, k)) is not None}
+        own = {
+            k: v
+            for k in ("steps", "topk", "draft_tokens", "agreement", "timing")
+            if (v := getattr(arm, k)) is not None
+        }
         if "draft_tokens" not in own and own.get("topk", self.topk) == 1:
             own["draft_tokens"] = own.get("steps", self.steps) + 1
         try:
             return Speculation(**{**self.model_dump(), **own})
         except ValidationError as error:
-            raise BadInput("arm", f"{arm.name!r} cannot be served ({_first(error)})", "mend its settings") from None
+            raise BadInput(
+                "arm", f"{arm.name!r} cannot be served ({_first(error)})", "mend its settings"
+            ) from None
 
 
 class Server(Section):
-    """How a server is started: SGLang's own flags (without dashes), extra environment, deadlines in seconds.
+    """How a server is started: SGLang's own flags (without dashes), extra environment, deadlines in
+    seconds.
 
-    at_once: how many servers of a plan are started together and stay up, one alone at work, where the memory holds them: their starts overlap.
+    at_once: how many servers of a plan are started together and stay up, one alone at work, where
+        the memory holds them: their starts overlap.
     """
 
     flags: dict[str, str | int | float | bool] = {}
@@ -97,7 +126,9 @@ class Server(Section):
 
 
 class Workload(Section):
-    """What is asked of the server. prompts: a JSON file of {"id", "input_ids"} (held-out text of the pair) or "random"."""
+    """What is asked of the server. prompts: a JSON file of {"id", "input_ids"} (held-out text of
+    the pair) or "random".
+    """
 
     prompts: Path | Literal["random"]
     requests_per_block: int = Field(4, ge=1)
@@ -117,15 +148,23 @@ class Workload(Section):
 class Plan(Section):
     """Which arms are compared and how much is spent.
 
-    pairs: pairs of blocks inside one server; starts: server starts a side where a comparison crosses restarts, each with
-    blocks_per_start blocks of every arm or more. restart: an arm is reached by a server of its own, even where one server can hold
-    several and switch between them. parity_prompts, parity_tokens: how many answers of how many tokens are compared token by token.
-    on_failure: when a server hangs, dies or does not start: stop the experiment, or go on without the arm that failed.
-    traces: a few cycles of each arm are profiled after its first start's blocks (workbench/answers/torch_trace.py).
-    negative_control: afterwards, servers with one rank's draft corrupted on purpose must be caught (workbench/answers/negative_control.py).
-    resolution: the difference to be resolved (0.02 is 2 %); the verdict says what it costs. stop: end the run at the first checkpoint, one
-    after each round of starts, where that difference is resolved (without a wished one: where own-N and shared are told apart); the intervals
-    pay for the looks. budget_s: seconds of starts and blocks after which no further round begins.
+    pairs: pairs of blocks inside one server.
+    starts: server starts a side where a comparison crosses restarts, each with blocks_per_start
+        blocks of every arm or more.
+    restart: an arm is reached by a server of its own, even where one server can hold several and
+        switch between them.
+    parity_prompts, parity_tokens: how many answers of how many tokens are compared token by token.
+    on_failure: when a server hangs, dies or does not start: stop the experiment, or go on without
+        the arm that failed.
+    traces: a few cycles of each arm are profiled after its first start's blocks
+        (workbench/answers/torch_trace.py).
+    negative_control: afterwards, servers with one rank's draft corrupted on purpose must be caught
+        (workbench/answers/negative_control.py).
+    resolution: the difference to be resolved (0.02 is 2 %); the verdict says what it costs.
+    stop: end the run at the first checkpoint, one after each round of starts, where that difference
+        is resolved (without a wished one: where own-N and shared are told apart); the intervals pay
+        for the looks.
+    budget_s: seconds of starts and blocks after which no further round begins.
     """
 
     arms: tuple[str, ...] = ("none", "shared", "own-1")
@@ -152,11 +191,14 @@ class Plan(Section):
 class Sweep(Section):
     """What 05_steps and 06_collectives try beside the profile's own setting.
 
-    step_counts, topks, tree_tokens: every combination for every placement of the plan (a chain of n steps verifies n + 1 tokens, a tree
-    each of tree_tokens). search_pairs: pairs of blocks of the search's first rung, doubled at every later one. loads: requests at once at
-    which the best settings are compared; against_none: with no speculation too, across server starts. settings: of the communication
-    layer (workbench.experiment.communication), all of the engine's where none is named; settings_arms: tried with each (shared and the first own-N of
-    the plan where none is named).
+    step_counts, topks, tree_tokens: every combination for every placement of the plan (a chain of n
+        steps verifies n + 1 tokens, a tree each of tree_tokens).
+    search_pairs: pairs of blocks of the search's first rung, doubled at every later one.
+    loads: requests at once at which the best settings are compared.
+    against_none: with no speculation too, across server starts.
+    settings: of the communication layer (workbench.experiment.communication), all of the engine's
+        where none is named.
+    settings_arms: tried with each (shared and the first own-N of the plan where none is named).
     """
 
     step_counts: tuple[int, ...] = (1, 2, 3, 4, 5)
@@ -185,14 +227,19 @@ class Sweep(Section):
     def _named(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name not in SETTINGS:
-                raise ValueError(f"{name!r} is no setting of the communication layer (there are {', '.join(SETTINGS)})")
+                raise ValueError(
+                    f"{name!r} is no setting of the communication layer (there are"
+                    f" {', '.join(SETTINGS)})"
+                )
         return names
 
 
 class Node(Section):
-    """One machine of a server that spreads over several. address: of the first one, as the others reach it.
+    """One machine of a server that spreads over several. address: of the first one, as the others
+    reach it.
 
-    reach: the command that runs a shell command on this node, e.g. ``[ssh, gpu2]``; empty for the machine that the workbench runs on.
+    reach: the command that runs a shell command on this node, e.g. ``[ssh, gpu2]``; empty for the
+        machine that the workbench runs on.
     """
 
     name: str = Field(min_length=1)
@@ -201,7 +248,9 @@ class Node(Section):
 
 
 class Profile(Section):
-    """nodes: the machines of one server, tp / nodes consecutive ranks on each; a number stands for as many on this machine's loopback."""
+    """nodes: the machines of one server, tp / nodes consecutive ranks on each; a number stands for
+    as many on this machine's loopback.
+    """
 
     name: str
     engine: Literal["cpu", "cuda"]
@@ -217,7 +266,9 @@ class Profile(Section):
 
     @property
     def acceptance_simulated(self) -> bool:
-        """Whether SGLang is told to hold the accept length (SGLANG_SIMULATE_ACC_LEN): tokens and accept rates then say nothing."""
+        """Whether SGLang is told to hold the accept length (SGLANG_SIMULATE_ACC_LEN): tokens and
+        accept rates then say nothing.
+        """
         return float(self.server.environment.get(SIMULATED_ACCEPTANCE) or -1) > 0
 
     @field_validator("nodes", mode="before")
@@ -236,7 +287,9 @@ class Profile(Section):
     @property
     def flags(self) -> dict[str, str | int | float | bool]:
         """The server's flags under SGLang's spelling: no dashes in front, ``-`` between words."""
-        return {name.lstrip("-").replace("_", "-"): value for name, value in self.server.flags.items()}
+        return {
+            name.lstrip("-").replace("_", "-"): value for name, value in self.server.flags.items()
+        }
 
     def flag(self, name: str, default: Any = None) -> Any:
         """One server flag, or the default."""
@@ -252,7 +305,9 @@ class Profile(Section):
 
     @property
     def ranks_a_node(self) -> int:
-        """Ranks of the target on each node; consecutive ones, as SGLang places them (entrypoints/engine.py:2045)."""
+        """Ranks of the target on each node; consecutive ones, as SGLang places them
+        (entrypoints/engine.py:2045).
+        """
         return self.tp // len(self.nodes)
 
     @property
@@ -295,21 +350,38 @@ def available() -> list[str]:
 def load(name: str | Path, changes: dict[str, Any] | None = None) -> Profile:
     """The profile of a name (in notebooks/profiles) or of a YAML file, with dotted changes applied.
 
-    changes: e.g. ``{"plan.pairs": 12}``; a bare last name is enough where only one section has it (``{"pairs": 12}``).
+    changes: e.g. ``{"plan.pairs": 12}``; a bare last name is enough where only one section has it
+        (``{"pairs": 12}``).
     Raises: BadInput for an unknown profile or field, broken YAML, or a value that does not fit.
     """
     if str(name).startswith("recorded:"):
-        raise BadInput("profile", f"{name} is a recording, which is only replayed", f"use workbench replay {name}, or name a profile")
-    path = Path(name) if str(name).endswith((".yaml", ".yml", ".json")) else PROFILES / f"{name}.yaml"
+        raise BadInput(
+            "profile",
+            f"{name} is a recording, which is only replayed",
+            f"use workbench replay {name}, or name a profile",
+        )
+    path = (
+        Path(name) if str(name).endswith((".yaml", ".yml", ".json")) else PROFILES / f"{name}.yaml"
+    )
     if not path.is_file():
-        raise BadInput("profile", f"{str(name)!r} is unknown", f"use one of {', '.join(available())} or the path of a YAML file")
+        raise BadInput(
+            "profile",
+            f"{str(name)!r} is unknown",
+            f"use one of {', '.join(available())} or the path of a YAML file",
+        )
     try:
         data = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
-        where = f" in line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
-        raise BadInput("profile", f"{path.name} is not valid YAML{where}", "mend its syntax") from None
+        where = (
+            f" in line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
+        )
+        raise BadInput(
+            "profile", f"{path.name} is not valid YAML{where}", "mend its syntax"
+        ) from None
     if not isinstance(data, dict):
-        raise BadInput("profile", f"{path.name} holds no fields", "write the profile as key: value lines")
+        raise BadInput(
+            "profile", f"{path.name} holds no fields", "write the profile as key: value lines"
+        )
     data.setdefault("name", path.stem)
     for key, value in (changes or {}).items():
         _change(data, key, value)
@@ -321,10 +393,15 @@ def load(name: str | Path, changes: dict[str, Any] | None = None) -> Profile:
 
 
 def parameters() -> dict[str, str]:
-    """Every name that ``-p`` takes: the dotted path, and its last part where that names one field only."""
-    paths = [f"{section}.{field}" for section, info in Profile.model_fields.items()
-             if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
-             for field in info.annotation.model_fields] + ["tp", "nodes"]
+    """Every name that ``-p`` takes: the dotted path, and its last part where that names one field
+    only.
+    """
+    paths = [
+        f"{section}.{field}"
+        for section, info in Profile.model_fields.items()
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+        for field in info.annotation.model_fields
+    ] + ["tp", "nodes"]
     last = [p.rsplit(".", 1)[-1] for p in paths]
     return {p: p for p in paths} | {n: p for n, p in zip(last, paths) if last.count(n) == 1}
 
@@ -332,7 +409,11 @@ def parameters() -> dict[str, str]:
 def _change(data: dict, key: str, value: Any) -> None:
     known = parameters()
     if key not in known:
-        raise BadInput("parameter", f"{key!r} is unknown", f"use one of {', '.join(sorted(k for k in known if '.' not in k))}")
+        raise BadInput(
+            "parameter",
+            f"{key!r} is unknown",
+            f"use one of {', '.join(sorted(k for k in known if '.' not in k))}",
+        )
     *sections, field = known[key].split(".")
     for section in sections:
         data = data.setdefault(section, {})
@@ -341,5 +422,8 @@ def _change(data: dict, key: str, value: Any) -> None:
 
 def _first(error: ValidationError) -> str:
     problem = error.errors()[0]
-    return problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".") if problem["type"] != "extra_forbidden" \
+    return (
+        problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
+        if problem["type"] != "extra_forbidden"
         else "no such field"
+    )

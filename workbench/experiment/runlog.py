@@ -1,4 +1,7 @@
-"""The run log: every measured fact is one line of runs.jsonl, append-only, synced once a block; the raw log is the truth."""
+"""The run log: every measured fact is one line of runs.jsonl, append-only, synced once a block; the
+raw log is the truth.
+"""
+
 from __future__ import annotations
 
 import fcntl
@@ -15,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from workbench.experiment.errors import WorkbenchError
 
 SCHEMA = 1
-FREE_WITHIN_S = 5        # a process that was ended a moment ago may still hold the log
+FREE_WITHIN_S = 5  # a process that was ended a moment ago may still hold the log
 
 
 class Record(BaseModel):
@@ -25,9 +28,10 @@ class Record(BaseModel):
 class Request(Record):
     """One finished request. Times in seconds from the block's start; None is unknown, never 0 or 1.
 
-    verify_ct: verify rounds; proposed, correct: draft tokens (without the bonus token); histogram: rounds by number of
-    correct drafts. These are SGLang's meta_info spec_verify_ct, spec_num_proposed_drafts, spec_num_correct_drafts,
-    spec_correct_drafts_histogram.
+    verify_ct: verify rounds.
+    proposed, correct: draft tokens (without the bonus token).
+    histogram: rounds by number of correct drafts. These are SGLang's meta_info spec_verify_ct,
+        spec_num_proposed_drafts, spec_num_correct_drafts, spec_correct_drafts_histogram.
     """
 
     prompt: str
@@ -55,10 +59,13 @@ class NodeStart(Record):
 
 
 class Start(Record):
-    """A server came up. attestation: one entry a rank, what is in force there (workbench/engine/attest.py).
+    """A server came up. attestation: one entry a rank, what is in force there
+    (workbench/engine/attest.py).
 
-    arms: every arm this server can serve (one, unless it holds several); seconds: from launch to the first token.
-    command, environment: of the first node's part, which is the whole where there is one; further: those of the others.
+    arms: every arm this server can serve (one, unless it holds several).
+    seconds: from launch to the first token.
+    command, environment: of the first node's part, which is the whole where there is one.
+    further: those of the others.
     """
 
     kind: Literal["start"] = "start"
@@ -77,14 +84,20 @@ class Start(Record):
 class Block(Record):
     """A few requests on one arm, back to back.
 
-    role: measure (counts for comparisons), warmup (never counts), parity (tokens are compared, times are not), search (says which settings are
-        measured next, and never how much they differ), trace (run under SGLang's profiler: never counts).
-    pair: number of the pair of blocks that share their prompts; position: place in the pair, from 0.
-    server: identity the server itself reported after the block; arm_in_force: the arm it said it ran.
-    attested: every rank said the arm's placement is in force. seconds: first request sent to last one ended.
-    rounds: cycles by stage; collectives: {stage: {kind: count}} of rank 0 during this block;
-    stage_seconds: {stage: seconds spent} during this block in the rounds that were timed; stage_timed: how many these were (one of a few:
-    engine/counting.py), every round of the stage where it is not said.
+    role: measure (counts for comparisons), warmup (never counts), parity (tokens are compared,
+        times are not), search (says which settings are measured next, and never how much they
+        differ), trace (run under SGLang's profiler: never counts).
+    pair: number of the pair of blocks that share their prompts.
+    position: place in the pair, from 0.
+    server: identity the server itself reported after the block.
+    arm_in_force: the arm it said it ran.
+    attested: every rank said the arm's placement is in force.
+    seconds: first request sent to last one ended.
+    rounds: cycles by stage.
+    collectives: {stage: {kind: count}} of rank 0 during this block.
+    stage_seconds: {stage: seconds spent} during this block in the rounds that were timed.
+    stage_timed: how many these were (one of a few: engine/counting.py), every round of the stage
+        where it is not said.
     """
 
     kind: Literal["block"] = "block"
@@ -113,7 +126,8 @@ class Block(Record):
 class Failure(Record):
     """Something that was to be measured and was not: what, why, and the end of the server's log.
 
-    what: among others "setting", of a sweep that goes on without it, and "stopped", by whoever ran it.
+    what: among others "setting", of a sweep that goes on without it, and "stopped", by whoever ran
+        it.
     """
 
     kind: Literal["failure"] = "failure"
@@ -125,11 +139,13 @@ class Failure(Record):
     log_tail: tuple[str, ...] = ()
 
 
-NEGATIVE = "negative control"       # the experiment of its findings
+NEGATIVE = "negative control"  # the experiment of its findings
 
 
 class Finding(Record):
-    """A named, computed answer of a notebook (e.g. the probe's), kept so that a report needs no notebook output."""
+    """A named, computed answer of a notebook (e.g. the probe's), kept so that a report needs no
+    notebook output.
+    """
 
     kind: Literal["finding"] = "finding"
     experiment: str
@@ -148,7 +164,9 @@ def parse(data: Any) -> Line:
 
 
 def negative_controls(records: Iterable[Line]) -> list[Finding]:
-    """What servers with a corrupted rank did (workbench/answers/negative_control.py), in the log's order."""
+    """What servers with a corrupted rank did (workbench/answers/negative_control.py), in the log's
+    order.
+    """
     return [r for r in records if isinstance(r, Finding) and r.experiment == NEGATIVE]
 
 
@@ -158,7 +176,8 @@ def now() -> str:
 
 
 class RunLog:
-    """Append-only runs.jsonl of one run, which one process writes at a time. A context manager; a torn last line is dropped on opening, nothing
+    """Append-only runs.jsonl of one run, which one process writes at a time. A context manager; a
+    torn last line is dropped on opening, nothing
     before it. added: what was appended through it."""
 
     def __init__(self, path: Path):
@@ -170,7 +189,10 @@ class RunLog:
         try:
             self._file = open(self.path, "ab", buffering=0)
         except OSError as error:
-            raise WorkbenchError(f"{self.path.name} cannot be written ({error.strerror}): give a writable folder with --out.") from None
+            raise WorkbenchError(
+                f"{self.path.name} cannot be written ({error.strerror}): give a writable folder"
+                " with --out."
+            ) from None
         self._lock()
         content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
@@ -187,7 +209,10 @@ class RunLog:
             except OSError:
                 if time.monotonic() > end:
                     self._file.close()
-                    raise WorkbenchError(f"{self.path.parent.name} is being measured by another process: wait for its end, or stop it.") from None
+                    raise WorkbenchError(
+                        f"{self.path.parent.name} is being measured by another process: wait for"
+                        " its end, or stop it."
+                    ) from None
                 time.sleep(0.1)
 
     def __exit__(self, *_: object) -> None:
@@ -198,16 +223,22 @@ class RunLog:
 
         Raises: WorkbenchError when the disk is full or gone; what was written before stays.
         """
-        line, size = record.model_dump_json().encode() + b"\n", os.fstat(self._file.fileno()).st_size
+        line, size = (
+            record.model_dump_json().encode() + b"\n",
+            os.fstat(self._file.fileno()).st_size,
+        )
         try:
-            while line:                 # a disk that fills takes a part first, and refuses the rest
-                line = line[self._file.write(line):]
+            while line:  # a disk that fills takes a part first, and refuses the rest
+                line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
             self.added.append(record)
         except OSError as error:
-            with suppress(OSError):     # no torn line stays before a later one
+            with suppress(OSError):  # no torn line stays before a later one
                 os.ftruncate(self._file.fileno(), size)
-            raise WorkbenchError(f"{self.path.name} cannot be written ({error.strerror}): free space and use --resume.") from None
+            raise WorkbenchError(
+                f"{self.path.name} cannot be written ({error.strerror}): free space and use"
+                " --resume."
+            ) from None
 
 
 def read(path: Path) -> list[Line]:
@@ -221,5 +252,7 @@ def read(path: Path) -> list[Line]:
         try:
             records.append(_LINE.validate_json(line))
         except ValidationError:
-            raise WorkbenchError(f"{Path(path).name}: line {number} is damaged; restore the file or drop that line.") from None
+            raise WorkbenchError(
+                f"{Path(path).name}: line {number} is damaged; restore the file or drop that line."
+            ) from None
     return records

@@ -1,4 +1,7 @@
-"""The plans of 05_steps and 06_collectives: a search by successive halving, then the best compared afresh. Pure functions of the log."""
+"""The plans of 05_steps and 06_collectives: a search by successive halving, then the best compared
+afresh. Pure functions of the log.
+"""
+
 from __future__ import annotations
 
 import math
@@ -17,7 +20,9 @@ from workbench.experiment.runlog import Block, Failure, Line
 from workbench.experiment.schedule import Planned
 
 STEPS, COLLECTIVES = "steps", "collectives"
-Plan = Callable[[Sequence[Line]], list[Task]]       # all tasks that the log has decided on so far, those that it holds included
+Plan = Callable[
+    [Sequence[Line]], list[Task]
+]  # all tasks that the log has decided on so far, those that it holds included
 
 
 def crossing(load: int | str) -> str:
@@ -26,15 +31,20 @@ def crossing(load: int | str) -> str:
 
 
 def is_sweep(experiment: str) -> bool:
-    """Whether an experiment is one of 05's or 06's, which compare settings where the others compare placements."""
+    """Whether an experiment is one of 05's or 06's, which compare settings where the others compare
+    placements.
+    """
     return experiment in (STEPS, COLLECTIVES) or experiment.startswith(crossing(""))
 
 
 # ------------------------------------------------------------------ 05_steps
 
+
 @dataclass(frozen=True)
 class Field:
-    """The candidates of one server, which shares topk: {placement: arms of every step count and tree that it can draft}."""
+    """The candidates of one server, which shares topk: {placement: arms of every step count and
+    tree that it can draft}.
+    """
 
     topk: int
     arms: Mapping[str, tuple[str, ...]]
@@ -45,26 +55,53 @@ class Field:
 
 
 def fields(profile: Profile) -> tuple[Field, ...]:
-    """The candidates of 05_steps, chains last. A tree that its steps cannot fill is none; the profile's own setting goes by its bare name."""
-    placements = dict.fromkeys(Arm(arm.placement, arm.group) for arm in profile.arms if arm.speculates)
+    """The candidates of 05_steps, chains last. A tree that its steps cannot fill is none; the
+    profile's own setting goes by its bare name.
+    """
+    placements = dict.fromkeys(
+        Arm(arm.placement, arm.group) for arm in profile.arms if arm.speculates
+    )
     found = []
     for topk in sorted(profile.sweep.topks, reverse=True):
-        shapes = [(steps, tokens) for steps in profile.sweep.step_counts for tokens in ((steps + 1,) if topk == 1 else profile.sweep.tree_tokens)]
-        arms = {p.name: tuple(dict.fromkeys(_named(profile, arm) for steps, tokens in shapes
-                                            if profile.speculation.of(arm := _arm(profile, p, steps, topk, tokens)).fills))
-                for p in placements}
+        shapes = [
+            (steps, tokens)
+            for steps in profile.sweep.step_counts
+            for tokens in ((steps + 1,) if topk == 1 else profile.sweep.tree_tokens)
+        ]
+        arms = {
+            p.name: tuple(
+                dict.fromkeys(
+                    _named(profile, arm)
+                    for steps, tokens in shapes
+                    if profile.speculation.of(arm := _arm(profile, p, steps, topk, tokens)).fills
+                )
+            )
+            for p in placements
+        }
         if any(arms.values()):
-            found.append(Field(topk, {placement: names for placement, names in arms.items() if names}))
+            found.append(
+                Field(topk, {placement: names for placement, names in arms.items() if names})
+            )
     if not found:
-        raise BadInput("plan.arms", "no speculating arm can be drafted with any of sweep.step_counts, topks and tree_tokens",
-                       "name shared or own-N, or other numbers")
+        raise BadInput(
+            "plan.arms",
+            "no speculating arm can be drafted with any of sweep.step_counts, topks and"
+            " tree_tokens",
+            "name shared or own-N, or other numbers",
+        )
     return tuple(found)
 
 
 def _arm(profile: Profile, placement: Arm, steps: int, topk: int, tokens: int) -> Arm:
     own = profile.speculation
-    return replace(placement, steps=None if steps == own.steps else steps, topk=None if topk == own.topk else topk,
-                   draft_tokens=None if topk == 1 or (tokens == own.draft_tokens and topk == own.topk) else tokens)
+    return replace(
+        placement,
+        steps=None if steps == own.steps else steps,
+        topk=None if topk == own.topk else topk,
+        draft_tokens=(
+            None if topk == 1 or (tokens == own.draft_tokens and topk == own.topk) else tokens
+        ),
+    )
 
 
 def _named(profile: Profile, arm: Arm) -> str:
@@ -73,24 +110,32 @@ def _named(profile: Profile, arm: Arm) -> str:
 
 
 def loads(profile: Profile, longest: int = 0) -> tuple[tuple[int, ...], dict[int, str]]:
-    """The requests at once of sweep.loads that the server takes at once, and {load: why not}. longest: tokens of the longest prompt.
+    """The requests at once of sweep.loads that the server takes at once, and {load: why not}.
+    longest: tokens of the longest prompt.
 
     More would wait for each other, and a load that is not reached would pass for one that was.
     """
     most, room = profile.number("max-running-requests"), profile.number("max-total-tokens")
-    each = longest + profile.workload.max_new_tokens + max(profile.sweep.step_counts) + 1       # as in preflight.room
+    each = (
+        longest + profile.workload.max_new_tokens + max(profile.sweep.step_counts) + 1
+    )  # as in preflight.room
     skipped = {}
     for load in profile.sweep.loads:
         if most is not None and load > most:
             skipped[load] = f"the server takes {most:.0f} requests at once (max-running-requests)"
         elif room is not None and load * each > room:
-            skipped[load] = f"its {load * each} tokens are more than the {room:.0f} that the server keeps (max-total-tokens)"
+            skipped[load] = (
+                f"its {load * each} tokens are more than the {room:.0f} that the server keeps"
+                " (max-total-tokens)"
+            )
     return tuple(load for load in profile.sweep.loads if load not in skipped), skipped
 
 
 def steps(profile: Profile, prompts: int, longest: int = 0) -> Plan:
-    """05_steps: the best step count (and tree) of every placement, by halving in one server; then, by fresh blocks, each against the
-    profile's own setting and no speculation, at every load. prompts: how many there are; longest: tokens of the longest."""
+    """05_steps: the best step count (and tree) of every placement, by halving in one server; then,
+    by fresh blocks, each against the profile's own setting and no speculation, at every load.
+    prompts: how many there are; longest: tokens of the longest.
+    """
     return partial(_steps, profile, prompts, longest)
 
 
@@ -99,12 +144,21 @@ def _steps(profile: Profile, prompts: int, longest: int, records: Sequence[Line]
     winners: list[str] = []
     searched = 0
     for group, field in enumerate(fields(profile)):
-        raced, best, used = _race(profile, prompts, records, field, group, _references(profile) if field.topk == profile.speculation.topk else ())
+        raced, best, used = _race(
+            profile,
+            prompts,
+            records,
+            field,
+            group,
+            _references(profile) if field.topk == profile.speculation.topk else (),
+        )
         tasks, searched = tasks + raced, max(searched, used)
         if best is None:
             return tasks
         winners += best
-    return tasks + _compared(profile, prompts, records, winners, group, searched, loads(profile, longest)[0])
+    return tasks + _compared(
+        profile, prompts, records, winners, group, searched, loads(profile, longest)[0]
+    )
 
 
 def _references(profile: Profile) -> tuple[str, str]:
@@ -113,20 +167,52 @@ def _references(profile: Profile) -> tuple[str, str]:
     return first.name, replace(first, replica=2).name
 
 
-def _race(profile: Profile, prompts: int, records: Sequence[Line], field: Field, group: int,
-          held: Sequence[str]) -> tuple[list[Task], list[str] | None, int]:
-    """The search in one server: its tasks so far, the best arm of each placement (None while it is not known), the prompts that it used.
+def _race(
+    profile: Profile,
+    prompts: int,
+    records: Sequence[Line],
+    field: Field,
+    group: int,
+    held: Sequence[str],
+) -> tuple[list[Task], list[str] | None, int]:
+    """The search in one server: its tasks so far, the best arm of each placement (None while it is
+    not known), the prompts that it used.
 
-    held: arms that the server is to hold beside the candidates, for the comparison that it goes on with.
+    held: arms that the server is to hold beside the candidates, for the comparison that it goes on
+        with.
     """
     left, tasks, pair, pairs = dict(field.arms), [], 0, profile.sweep.search_pairs
     size = profile.workload.requests_per_block
-    warmed = schedule.paired(STEPS, tuple(dict.fromkeys([*field.names, *held])), 1, prompts, size, _warmups(profile), profile.plan.seed)
-    tasks += [_task(profile, replace(p, start_group=group), STEPS) for p in warmed if p.role == "warmup"]
+    warmed = schedule.paired(
+        STEPS,
+        tuple(dict.fromkeys([*field.names, *held])),
+        1,
+        prompts,
+        size,
+        _warmups(profile),
+        profile.plan.seed,
+    )
+    tasks += [
+        _task(profile, replace(p, start_group=group), STEPS) for p in warmed if p.role == "warmup"
+    ]
     while any(len(names) > 1 for names in left.values()):
         racing = [name for names in left.values() if len(names) > 1 for name in names]
-        plan = schedule.paired(STEPS, racing, pairs, prompts, size, _warmups(profile), profile.plan.seed, first_pair=pair, leave=pair * size)
-        tasks += [_task(profile, replace(p, start_group=group, role="search"), STEPS) for p in plan if p.role == "measure"]
+        plan = schedule.paired(
+            STEPS,
+            racing,
+            pairs,
+            prompts,
+            size,
+            _warmups(profile),
+            profile.plan.seed,
+            first_pair=pair,
+            leave=pair * size,
+        )
+        tasks += [
+            _task(profile, replace(p, start_group=group, role="search"), STEPS)
+            for p in plan
+            if p.role == "measure"
+        ]
         pair, pairs = pair + pairs, 2 * pairs
         logs = speeds(records, STEPS, racing, pair)
         if logs is None:
@@ -136,29 +222,55 @@ def _race(profile: Profile, prompts: int, records: Sequence[Line], field: Field,
 
 
 def _half(names: tuple[str, ...], logs: Logs) -> tuple[str, ...]:
-    """Those that go on, in the order in which they are named: who is ahead says nothing about when to be measured."""
+    """Those that go on, in the order in which they are named: who is ahead says nothing about when
+    to be measured.
+    """
     kept = names if len(names) == 1 else halving.better_half({name: logs[name] for name in names})
     return tuple(name for name in names if name in kept)
 
 
-def speeds(records: Sequence[Line], experiment: str, arms: Iterable[str], pairs: int) -> Logs | None:
-    """Logs of each arm's tokens/s in the search by (start, pair); None while one of its pairs is not measured. Where an interruption left no
+def speeds(
+    records: Sequence[Line], experiment: str, arms: Iterable[str], pairs: int
+) -> Logs | None:
+    """Logs of each arm's tokens/s in the search by (start, pair); None while one of its pairs is
+    not measured. Where an interruption left no
     pair with all arms in one start, by pair alone."""
     found: dict[str, dict] = {name: {} for name in arms}
     for b in records:
-        if isinstance(b, Block) and (b.experiment, b.role) == (experiment, "search") and b.arm in found and b.pair < pairs and (speed := tokens_per_s([b])):
+        if (
+            isinstance(b, Block)
+            and (b.experiment, b.role) == (experiment, "search")
+            and b.arm in found
+            and b.pair < pairs
+            and (speed := tokens_per_s([b]))
+        ):
             found[b.arm][b.start, b.pair] = math.log(speed)
     if any({pair for _, pair in units} < set(range(pairs)) for units in found.values()):
         return None
     whole = set.intersection(*map(set, found.values()))
-    return found if whole else {name: {pair: log for (_, pair), log in units.items()} for name, units in found.items()}
+    return (
+        found
+        if whole
+        else {
+            name: {pair: log for (_, pair), log in units.items()} for name, units in found.items()
+        }
+    )
 
 
-def _compared(profile: Profile, prompts: int, records: Sequence[Line], winners: Sequence[str], group: int, leave: int,
-              at: Sequence[int]) -> list[Task]:
-    """The best settings against the profile's own and against none, at every load: one server of the last race goes on as the first.
+def _compared(
+    profile: Profile,
+    prompts: int,
+    records: Sequence[Line],
+    winners: Sequence[str],
+    group: int,
+    leave: int,
+    at: Sequence[int],
+) -> list[Task]:
+    """The best settings against the profile's own and against none, at every load: one server of
+    the last race goes on as the first.
 
-    Where one start holds all that is compared, pairs that an interruption tore apart are made up for at the end.
+    Where one start holds all that is compared, pairs that an interruption tore apart are made up
+    for at the end.
     """
     reference, control = _references(profile)
     arms = [Arm.parse(name) for name in dict.fromkeys([reference, *winners, control])]
@@ -169,11 +281,28 @@ def _compared(profile: Profile, prompts: int, records: Sequence[Line], winners: 
     each = max(profile.plan.blocks_per_start, math.ceil(profile.plan.pairs / starts))
     found: list[Task] = []
     for load in at:
-        size, more = max(profile.workload.requests_per_block, load), torn(records, crossing(load)) if starts == 1 else 0
-        plan = schedule.by_starts(crossing(load), sides, starts, each + more, prompts, size, _warmups(profile), profile.plan.seed, leave=leave,
-                                  begin=begin)
-        found += [_task(profile, replace(p, start_group=group + p.start_group), STEPS, load) for p in plan]
-    return sorted(found, key=lambda task: task.planned.start_group)     # stable: load by load within a start
+        size, more = (
+            max(profile.workload.requests_per_block, load),
+            (torn(records, crossing(load)) if starts == 1 else 0),
+        )
+        plan = schedule.by_starts(
+            crossing(load),
+            sides,
+            starts,
+            each + more,
+            prompts,
+            size,
+            _warmups(profile),
+            profile.plan.seed,
+            leave=leave,
+            begin=begin,
+        )
+        found += [
+            _task(profile, replace(p, start_group=group + p.start_group), STEPS, load) for p in plan
+        ]
+    return sorted(
+        found, key=lambda task: task.planned.start_group
+    )  # stable: load by load within a start
 
 
 def _warmups(profile: Profile) -> int:
@@ -183,8 +312,11 @@ def _warmups(profile: Profile) -> int:
 
 # ------------------------------------------------------------------ 06_collectives
 
+
 def settings_arms(profile: Profile) -> tuple[str, ...]:
-    """The arms that every setting of the communication layer is tried with: the profile's, else shared and the first own-N of the plan."""
+    """The arms that every setting of the communication layer is tried with: the profile's, else
+    shared and the first own-N of the plan.
+    """
     if profile.sweep.settings_arms:
         return profile.sweep.settings_arms
     arms = [arm for arm in profile.arms if arm == Arm(arm.placement, arm.group) and arm.speculates]
@@ -195,34 +327,65 @@ def settings_arms(profile: Profile) -> tuple[str, ...]:
 
 
 def collectives(profile: Profile, prompts: int, settings: Sequence[str]) -> Plan:
-    """06_collectives: the best of the named settings, by halving over rounds of server starts; then, by fresh starts, that against none.
+    """06_collectives: the best of the named settings, by halving over rounds of server starts;
+    then, by fresh starts, that against none.
 
-    A setting is a server's own, so the start is the unit. A setting whose server does not start is left out, as the log says.
+    A setting is a server's own, so the start is the unit. A setting whose server does not start is
+    left out, as the log says.
     """
     return partial(_collectives, profile, prompts, tuple(settings))
 
 
-def _collectives(profile: Profile, prompts: int, settings: tuple[str, ...], records: Sequence[Line]) -> list[Task]:
+def _collectives(
+    profile: Profile, prompts: int, settings: tuple[str, ...], records: Sequence[Line]
+) -> list[Task]:
     tasks: list[Task] = []
     plain, left, turn, group = settings_arms(profile), settings, 0, 0
     while len(left) > 1:
-        tasks += [_searching(task, turn, group, profile.plan.blocks_per_start)
-                  for task in _starts(profile, prompts, [_with(plain, name) for name in left], 1, turn)]
+        tasks += [
+            _searching(task, turn, group, profile.plan.blocks_per_start)
+            for task in _starts(profile, prompts, [_with(plain, name) for name in left], 1, turn)
+        ]
         turn, group = turn + 1, group + len(left)
-        logs = {name: round_speeds(records, _with(plain, name), turn, profile.plan.blocks_per_start) for name in left}
-        # A setting that failed is out from the round on that it has no figures of: what was decided before stays decided.
-        logs = {name: rounds for name, rounds in logs.items() if rounds is not None or name not in failed(records)}
+        logs = {
+            name: round_speeds(records, _with(plain, name), turn, profile.plan.blocks_per_start)
+            for name in left
+        }
+        # A setting that failed is out from the round on that it has no figures of: what was decided
+        # before stays decided.
+        logs = {
+            name: rounds
+            for name, rounds in logs.items()
+            if rounds is not None or name not in failed(records)
+        }
         if None in logs.values():
             return tasks
         left = tuple(name for name in left if name in halving.better_half(logs)) if logs else ()
     sides = [schedule.with_control(plain, plain[0]), *(_with(plain, name) for name in left)]
-    return tasks + [_in_group(task, group + task.planned.start_group) for task in _starts(profile, prompts, sides, profile.plan.starts, turn)] \
-        if left else tasks
+    return (
+        tasks
+        + [
+            _in_group(task, group + task.planned.start_group)
+            for task in _starts(profile, prompts, sides, profile.plan.starts, turn)
+        ]
+        if left
+        else tasks
+    )
 
 
-def _starts(profile: Profile, prompts: int, sides: Sequence[Sequence[str]], starts: int, turn: int) -> list[Task]:
-    plan = schedule.by_starts(COLLECTIVES, sides, starts, profile.plan.blocks_per_start, prompts, profile.workload.requests_per_block,
-                              _warmups(profile), profile.plan.seed + turn)
+def _starts(
+    profile: Profile, prompts: int, sides: Sequence[Sequence[str]], starts: int, turn: int
+) -> list[Task]:
+    plan = schedule.by_starts(
+        COLLECTIVES,
+        sides,
+        starts,
+        profile.plan.blocks_per_start,
+        prompts,
+        profile.workload.requests_per_block,
+        _warmups(profile),
+        profile.plan.seed + turn,
+    )
     return [_task(profile, p, COLLECTIVES) for p in plan]
 
 
@@ -250,17 +413,36 @@ def failed(records: Sequence[Line]) -> dict[str, str]:
     return found
 
 
-def round_speeds(records: Sequence[Line], arms: Sequence[str], rounds: int, each: int) -> dict[int, float] | None:
-    """The log of tokens/s in each of the search's first rounds of starts, over the arms of one setting and their ``each`` blocks a start; None
+def round_speeds(
+    records: Sequence[Line], arms: Sequence[str], rounds: int, each: int
+) -> dict[int, float] | None:
+    """The log of tokens/s in each of the search's first rounds of starts, over the arms of one
+    setting and their ``each`` blocks a start; None
     while one is not measured."""
-    logs = {(b.arm, b.pair): math.log(speed) for b in records
-            if isinstance(b, Block) and (b.experiment, b.role) == (COLLECTIVES, "search") and b.arm in arms and b.pair < rounds * each
-            and (speed := tokens_per_s([b]))}
+    logs = {
+        (b.arm, b.pair): math.log(speed)
+        for b in records
+        if isinstance(b, Block)
+        and (b.experiment, b.role) == (COLLECTIVES, "search")
+        and b.arm in arms
+        and b.pair < rounds * each
+        and (speed := tokens_per_s([b]))
+    }
     if len(logs) < rounds * each * len(arms):
         return None
-    return {turn: sum(log for (_, pair), log in logs.items() if pair // each == turn) / (each * len(arms)) for turn in range(rounds)}
+    return {
+        turn: (
+            sum(log for (_, pair), log in logs.items() if pair // each == turn) / (each * len(arms))
+        )
+        for turn in range(rounds)
+    }
 
 
 def _task(profile: Profile, planned: Planned, family: str, load: int | None = None) -> Task:
-    return Task(planned, load or profile.workload.concurrency, profile.workload.max_new_tokens, family, bool(Arm.parse(planned.arm).comm))
-
+    return Task(
+        planned,
+        load or profile.workload.concurrency,
+        profile.workload.max_new_tokens,
+        family,
+        bool(Arm.parse(planned.arm).comm),
+    )

@@ -1,25 +1,35 @@
-"""Why a result is refused: each check reads the run log and gives a stable key and the reason in words; nothing is guessed."""
+"""Why a result is refused: each check reads the run log and gives a stable key and the reason in
+words; nothing is guessed.
+"""
+
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from workbench.judge import accept
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.metrics import Run
 from workbench.experiment.profile import Speculation
 from workbench.experiment.runlog import Block, Request, negative_controls
+from workbench.judge import accept
 
-BROKEN_PAIR = (1.00, 1.05)   # accept length of a draft that guesses at random (field reports F9, F10, F16)
-ACCEPT_TOLERANCE = 0.02      # of the accept length: sums in another order move it by less, faults by more (F20, F23)
+BROKEN_PAIR = (
+    1.00,
+    1.05,
+)  # accept length of a draft that guesses at random (field reports F9, F10, F16)
+ACCEPT_TOLERANCE = (
+    0.02  # of the accept length: sums in another order move it by less, faults by more (F20, F23)
+)
 ACCEPT_LEVEL = 0.99
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """One reason why there is no result. arms: whose results it spoils (none named: the whole experiment's); metric: None is every one."""
+    """One reason why there is no result. arms: whose results it spoils (none named: the whole
+    experiment's); metric: None is every one.
+    """
 
     key: str
     sentence: str
@@ -28,45 +38,87 @@ class Refusal:
     metric: str | None = None
 
     def concerns(self, experiment: str, arms: Iterable[str], metric: str) -> bool:
-        """Whether a comparison of these arms is spoiled; a spoiled replica spoils the experiment's control and so all of it."""
+        """Whether a comparison of these arms is spoiled; a spoiled replica spoils the experiment's
+        control and so all of it.
+        """
         if self.experiment != experiment or self.metric not in (None, metric):
             return False
         return not self.arms or any(arm in arms or Arm.parse(arm).replica for arm in self.arms)
 
 
 def find(run: Run) -> list[Refusal]:
-    """Every reason that lies in the records themselves; those that lie in a comparison (too few pairs, the control) are found there."""
+    """Every reason that lies in the records themselves; those that lie in a comparison (too few
+    pairs, the control) are found there.
+    """
     found: list[Refusal] = []
     for experiment in run.experiments:
         for arm in run.arms(experiment):
             reasons = ((key, check(run, experiment, arm)) for key, check in CHECKS.items())
-            found += [Refusal(key, f"{arm}: {why}.", experiment, (arm,), ONLY.get(key)) for key, why in reasons if why]
+            found += [
+                Refusal(key, f"{arm}: {why}.", experiment, (arm,), ONLY.get(key))
+                for key, why in reasons
+                if why
+            ]
         found += _accept_moved(run, experiment) + _wiring(run, experiment)
     return found + _uncaught(run)
 
 
 def _uncaught(run: Run) -> list[Refusal]:
-    """A corrupted rank that nobody noticed: then nothing says that the other servers' ranks drafted alike."""
+    """A corrupted rank that nobody noticed: then nothing says that the other servers' ranks drafted
+    alike.
+    """
     missed = [r for r in negative_controls(run.records) if not r.value["detected"]]
-    return [Refusal("negative_control", r.value["sentence"], experiment) for r in missed for experiment in run.experiments]
+    return [
+        Refusal("negative_control", r.value["sentence"], experiment)
+        for r in missed
+        for experiment in run.experiments
+    ]
 
 
 def _failed(run: Run, experiment: str, arm: str) -> str | None:
-    failures = [f for f in run.failures if (f.experiment, f.arm) == (experiment, arm) and f.what not in ("disagreed", "setting", "stopped")]
-    return f"it was to be measured and was not ({failures[-1].what}: {failures[-1].reason.rstrip('.')})" \
-        if failures and not _counted(run, experiment, arm) else None
+    failures = [
+        f
+        for f in run.failures
+        if (f.experiment, f.arm) == (experiment, arm)
+        and f.what not in ("disagreed", "setting", "stopped")
+    ]
+    return (
+        f"it was to be measured and was not ({failures[-1].what}:"
+        f" {failures[-1].reason.rstrip('.')})"
+        if failures and not _counted(run, experiment, arm)
+        else None
+    )
 
 
 def _ranks_disagreed(run: Run, experiment: str, arm: str) -> str | None:
-    failure = next((f for f in run.failures if (f.experiment, f.arm, f.what) == (experiment, arm, "disagreed")), None)
-    return f"its ranks disagreed ({failure.reason.rstrip('.')}), so they did not verify the same drafts" if failure else None
+    failure = next(
+        (
+            f
+            for f in run.failures
+            if (f.experiment, f.arm, f.what) == (experiment, arm, "disagreed")
+        ),
+        None,
+    )
+    return (
+        f"its ranks disagreed ({failure.reason.rstrip('.')}), so they did not verify the same"
+        " drafts"
+        if failure
+        else None
+    )
 
 
 def _not_attested(run: Run, experiment: str, arm: str) -> str | None:
     blocks = _counted(run, experiment, arm)
     starts = [run.starts.get(b.start) for b in blocks]
-    without = sum(not (b.attested and start and len(start.attestation) >= run.profile.tp) for b, start in zip(blocks, starts))
-    return f"in {without} of {len(blocks)} blocks not every rank attested that this arm was in force" if without else None
+    without = sum(
+        not (b.attested and start and len(start.attestation) >= run.profile.tp)
+        for b, start in zip(blocks, starts)
+    )
+    return (
+        f"in {without} of {len(blocks)} blocks not every rank attested that this arm was in force"
+        if without
+        else None
+    )
 
 
 def _wrong_arm(run: Run, experiment: str, arm: str) -> str | None:
@@ -75,26 +127,58 @@ def _wrong_arm(run: Run, experiment: str, arm: str) -> str | None:
         if said is not None and _configuration(said) != _configuration(arm):
             return f"block {block.block} was run while the server said that {said} was in force"
         if start and _configuration(arm) not in map(_configuration, start.arms):
-            return f"block {block.block} was run on a server that was started with {', '.join(start.arms)}"
+            return (
+                f"block {block.block} was run on a server that was started with"
+                f" {', '.join(start.arms)}"
+            )
     return None
 
 
 def _other_server(run: Run, experiment: str, arm: str) -> str | None:
-    others = [b for b in _counted(run, experiment, arm) if b.start in run.starts and b.server != run.starts[b.start].server]
-    return f"another server than the one that was started answered in block {others[0].block}" if others else None
+    others = [
+        b
+        for b in _counted(run, experiment, arm)
+        if b.start in run.starts and b.server != run.starts[b.start].server
+    ]
+    return (
+        f"another server than the one that was started answered in block {others[0].block}"
+        if others
+        else None
+    )
 
 
 def _request_errors(run: Run, experiment: str, arm: str) -> str | None:
     requests = _requests(_counted(run, experiment, arm))
     errors = [r.error for r in requests if r.error is not None]
-    return f"{len(errors)} of {len(requests)} requests ended in an error, the first with {errors[0]!r}" if errors else None
+    return (
+        f"{len(errors)} of {len(requests)} requests ended in an error, the first with {errors[0]!r}"
+        if errors
+        else None
+    )
 
 
 def _truncated_answers(run: Run, experiment: str, arm: str) -> str | None:
-    wanted = {"measure": run.profile.workload.max_new_tokens, "parity": 1}   # answers that are only compared may be shorter
-    requests = [(r, wanted[b.role]) for b in _counted(run, experiment, arm) for r in b.requests if r.error is None]
-    cut = [r for r, most in requests if r.finish not in ("stop", "length") or r.finish == "length" and r.completion_tokens < most]
-    return f"{len(cut)} of {len(requests)} answers broke off before their end, one after {cut[0].completion_tokens} tokens" if cut else None
+    wanted = {
+        "measure": run.profile.workload.max_new_tokens,
+        "parity": 1,
+    }  # answers that are only compared may be shorter
+    requests = [
+        (r, wanted[b.role])
+        for b in _counted(run, experiment, arm)
+        for r in b.requests
+        if r.error is None
+    ]
+    cut = [
+        r
+        for r, most in requests
+        if r.finish not in ("stop", "length") or r.finish == "length" and r.completion_tokens < most
+    ]
+    return (
+        f"{len(cut)} of {len(requests)} answers broke off before their end, one after"
+        f" {cut[0].completion_tokens} tokens"
+        if cut
+        else None
+    )
 
 
 def _cached_tokens(run: Run, experiment: str, arm: str) -> str | None:
@@ -102,34 +186,60 @@ def _cached_tokens(run: Run, experiment: str, arm: str) -> str | None:
     cached = [r.cached_tokens for r in requests if r.cached_tokens]
     unknown = sum(r.cached_tokens is None for r in requests)
     if cached:
-        return (f"{len(cached)} of {len(requests)} measured requests had cached tokens (up to {max(cached)}); "
-                "turn the prefix cache off or flush it")
-    return f"{unknown} of {len(requests)} measured requests do not say how many of their tokens were cached" if unknown else None
+        return (
+            f"{len(cached)} of {len(requests)} measured requests had cached tokens (up to"
+            f" {max(cached)}); turn the prefix cache off or flush it"
+        )
+    return (
+        f"{unknown} of {len(requests)} measured requests do not say how many of their tokens were"
+        " cached"
+        if unknown
+        else None
+    )
 
 
 def _warmup_measured(run: Run, experiment: str, arm: str) -> str | None:
     warm = {(b.start, r.prompt) for b in run.blocks(experiment, role="warmup") for r in b.requests}
-    again = {r.prompt for b in run.blocks(experiment, arm) for r in b.requests if (b.start, r.prompt) in warm}
+    again = {
+        r.prompt
+        for b in run.blocks(experiment, arm)
+        for r in b.requests
+        if (b.start, r.prompt) in warm
+    }
     return f"{len(again)} of its measured prompts had warmed up the same server" if again else None
 
 
 def _pair_broken(run: Run, experiment: str, arm: str) -> str | None:
-    if run.acceptance_simulated(experiment) or not _speculation(run, arm) or _speculation(run, arm).steps == 0:
+    if (
+        run.acceptance_simulated(experiment)
+        or not _speculation(run, arm)
+        or _speculation(run, arm).steps == 0
+    ):
         return None
     found = accept.measure(_requests(run.blocks(experiment, arm)))
     low, high = BROKEN_PAIR
-    return f"its accept length is {found.length.value:.2f}, so the draft guesses at random and the pair is broken" \
-        if found and low <= found.length.value <= high else None
+    return (
+        f"its accept length is {found.length.value:.2f}, so the draft guesses at random and the"
+        " pair is broken"
+        if found and low <= found.length.value <= high
+        else None
+    )
 
 
 def _random_prompts(run: Run, experiment: str, arm: str) -> str | None:
     random = any(b.prompts_from == "random" for b in run.blocks(experiment, arm))
-    return "its tokens/s and accept rate rest on random prompts, which no draft was trained to continue" \
-        if random and _speculation(run, arm) and not run.acceptance_simulated(experiment) else None
+    return (
+        "its tokens/s and accept rate rest on random prompts, which no draft was trained to"
+        " continue"
+        if random and _speculation(run, arm) and not run.acceptance_simulated(experiment)
+        else None
+    )
 
 
 def _accept_moved(run: Run, experiment: str) -> list[Refusal]:
-    """Arms of equal steps, topk and draft tokens propose the same drafts wherever they run, so they share their accept length."""
+    """Arms of equal steps, topk and draft tokens propose the same drafts wherever they run, so they
+    share their accept length.
+    """
     sharing: dict[tuple, list[str]] = defaultdict(list)
     for arm in run.arms(experiment):
         if spec := _speculation(run, arm):
@@ -138,24 +248,36 @@ def _accept_moved(run: Run, experiment: str) -> list[Refusal]:
     found = []
     for first, *others in sharing.values():
         for arm in others:
-            for role in ("measure", "parity"):   # apart, since their answers have other lengths
-                ours, theirs = run.blocks(experiment, arm, role), run.blocks(experiment, first, role)
+            for role in ("measure", "parity"):  # apart, since their answers have other lengths
+                ours, theirs = (
+                    run.blocks(experiment, arm, role),
+                    run.blocks(experiment, first, role),
+                )
                 if why := exact and _moved_exactly(ours, theirs) or _moved(ours, theirs):
-                    found.append(Refusal("accept_moved", f"{arm} and {first}: {why}.", experiment, (arm, first)))
+                    found.append(
+                        Refusal(
+                            "accept_moved", f"{arm} and {first}: {why}.", experiment, (arm, first)
+                        )
+                    )
                     break
     return found
 
 
 def _moved_exactly(blocks: list[Block], others: list[Block]) -> str | None:
-    """On the CPU engine decoding is greedy, so requests that run alone owe equal counts for equal prompts and lengths.
+    """On the CPU engine decoding is greedy, so requests that run alone owe equal counts for equal
+    prompts and lengths.
 
     In a batch they do not: who else is in it may change the order of a sum.
     """
     counts, known = _counts(blocks), _counts(others)
     common = counts.keys() & known.keys()
     differ = sum(len(counts[key] | known[key]) > 1 for key in common)
-    return f"the accept counts of {differ} of {len(common)} equal greedy prompts differ, which the placement of the draft must not change" \
-        if differ else None
+    return (
+        f"the accept counts of {differ} of {len(common)} equal greedy prompts differ, which the"
+        " placement of the draft must not change"
+        if differ
+        else None
+    )
 
 
 def _moved(blocks: list[Block], others: list[Block]) -> str | None:
@@ -165,8 +287,11 @@ def _moved(blocks: list[Block], others: list[Block]) -> str | None:
         return None
     surely = not found.low <= 0 <= found.high
     interval = f"{ACCEPT_LEVEL:.0%} interval {found.low:+.2f} to {found.high:+.2f}"
-    return f"the accept length moved by {found.value:+.2f} ({interval}) on equal prompts" \
-        if surely and abs(found.value) > ACCEPT_TOLERANCE * known.length.value else None
+    return (
+        f"the accept length moved by {found.value:+.2f} ({interval}) on equal prompts"
+        if surely and abs(found.value) > ACCEPT_TOLERANCE * known.length.value
+        else None
+    )
 
 
 def _counts(blocks: list[Block]) -> dict[tuple[str, int], set[tuple]]:
@@ -197,9 +322,12 @@ def _speculation(run: Run, arm: str) -> Speculation | None:
     return run.profile.speculation.of(parsed) if parsed.speculates else None
 
 
-# In the order in which they are told. Each gives its reason, without the arm's name and the full stop, or None.
+# In the order in which they are told. Each gives its reason, without the arm's name and the full
+# stop, or None.
 def _wiring(run: Run, experiment: str) -> list[Refusal]:
-    """The offline reference found that the pair is not served as it was trained (workbench.answers.wiring): a fast wrong draft is no result."""
+    """The offline reference found that the pair is not served as it was trained
+    (workbench.answers.wiring): a fast wrong draft is no result.
+    """
     found = run.finding(experiment, "wiring")
     if found is None or found.value.get("ok") is not False:
         return []
@@ -208,8 +336,22 @@ def _wiring(run: Run, experiment: str) -> list[Refusal]:
 
 
 CHECKS: dict[str, Callable[[Run, str, str], str | None]] = {
-    "failed": _failed, "ranks_disagreed": _ranks_disagreed, "not_attested": _not_attested, "wrong_arm": _wrong_arm,
-    "other_server": _other_server, "request_errors": _request_errors, "truncated_answers": _truncated_answers,
-    "cached_tokens": _cached_tokens, "warmup_measured": _warmup_measured, "pair_broken": _pair_broken, "random_prompts": _random_prompts}
-ONLY = {"random_prompts": "tokens_per_s"}   # a cycle's time does not rest on what is accepted
-NOT_THE_ARM = {"failed", "not_attested", "wrong_arm", "other_server"}   # what was measured is not known to be the arm: it has no numbers
+    "failed": _failed,
+    "ranks_disagreed": _ranks_disagreed,
+    "not_attested": _not_attested,
+    "wrong_arm": _wrong_arm,
+    "other_server": _other_server,
+    "request_errors": _request_errors,
+    "truncated_answers": _truncated_answers,
+    "cached_tokens": _cached_tokens,
+    "warmup_measured": _warmup_measured,
+    "pair_broken": _pair_broken,
+    "random_prompts": _random_prompts,
+}
+ONLY = {"random_prompts": "tokens_per_s"}  # a cycle's time does not rest on what is accepted
+NOT_THE_ARM = {
+    "failed",
+    "not_attested",
+    "wrong_arm",
+    "other_server",
+}  # what was measured is not known to be the arm: it has no numbers

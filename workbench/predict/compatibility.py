@@ -1,42 +1,75 @@
-"""Whether a draft fits its target, and both fit the ranks of an arm: one rule a function, over what the two folders say."""
+"""Whether a draft fits its target, and both fit the ranks of an arm: one rule a function, over what
+the two folders say.
+"""
+
 from __future__ import annotations
 
 import numpy
 
 from workbench.experiment.arms import Arm
 from workbench.experiment.checks import Check, passed, refused, warned
+from workbench.experiment.profile import Profile
 from workbench.predict.memory import serving_dtype
 from workbench.predict.model_shape import ModelShape, canonical
-from workbench.experiment.profile import Profile
-from workbench.predict.sharding import EAGLE3_DRAFTS, LLAMA_DRAFT, MLA_DRAFT, aux_count, head_rows, implied, keeps_embedding, takes_head
+from workbench.predict.sharding import (
+    EAGLE3_DRAFTS,
+    LLAMA_DRAFT,
+    MLA_DRAFT,
+    aux_count,
+    head_rows,
+    implied,
+    keeps_embedding,
+    takes_head,
+)
 
 _LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _MLA_ONLY_BACKENDS = ("trtllm_mla", "cutlass_mla", "cutedsl_mla", "flashmla", "tokenspeed_mla")
-# MLA targets that count their layers as LLaMA does (models/longcat_flash.py:1119, models/glm5_next.py:1543).
+# MLA targets that count their layers as LLaMA does (models/longcat_flash.py:1119,
+# models/glm5_next.py:1543).
 _MLA_BUT_ONE_BASED = ("LongcatFlashForCausalLM", "Glm5NextForConditionalGeneration")
 
 
 def algorithm(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """The draft's class and the algorithm belong together; with EAGLE an EAGLE-3 draft accepts nothing and says nothing (F9)."""
+    """The draft's class and the algorithm belong together; with EAGLE an EAGLE-3 draft accepts
+    nothing and says nothing (F9).
+    """
     named, is_eagle3 = profile.speculation.algorithm.upper(), draft.architecture in EAGLE3_DRAFTS
     if not is_eagle3:
-        return refused("pair.draft", f"{draft.architecture} is no EAGLE-3 draft", f"take one of class {' or '.join(EAGLE3_DRAFTS)}")
+        return refused(
+            "pair.draft",
+            f"{draft.architecture} is no EAGLE-3 draft",
+            f"take one of class {' or '.join(EAGLE3_DRAFTS)}",
+        )
     if named != "EAGLE3":
-        return refused("speculation.algorithm", f"{named} would take an EAGLE-3 draft and accept nothing", "use EAGLE3")
+        return refused(
+            "speculation.algorithm",
+            f"{named} would take an EAGLE-3 draft and accept nothing",
+            "use EAGLE3",
+        )
     if draft.architecture == MLA_DRAFT and (wrong := _no_mla_draft(draft)):
-        return refused(f"pair.draft{wrong[0]}", wrong[1], "take a draft of Kimi's class as published, or a LLaMA-like one")
+        return refused(
+            f"pair.draft{wrong[0]}",
+            wrong[1],
+            "take a draft of Kimi's class as published, or a LLaMA-like one",
+        )
     return passed("speculation.algorithm", f"EAGLE3 with a draft of class {draft.architecture}")
 
 
 def _no_mla_draft(draft: ModelShape) -> tuple[str, str] | None:
     """Key and fault of a config.json with which SGLang cannot build its MLA draft class."""
-    if draft.layers != 1:                                                    # models/kimi_k25_eagle3.py:244
-        return ".num_hidden_layers", f"is {draft.layers}, and a draft of class {MLA_DRAFT} has one layer"
-    if draft.mla is None or not draft.mla.q_lora_rank:                       # :115
+    if draft.layers != 1:  # models/kimi_k25_eagle3.py:244
+        return (
+            ".num_hidden_layers",
+            f"is {draft.layers}, and a draft of class {MLA_DRAFT} has one layer",
+        )
+    if draft.mla is None or not draft.mla.q_lora_rank:  # :115
         return f".{'q' if draft.mla else 'kv'}_lora_rank", f"is missing, and {MLA_DRAFT} needs it"
     kept = draft.stored.get("layers.0.self_attn.kv_b_proj.weight")
-    if draft.quantization and (kept is None or kept.dtype not in ("F32", "BF16", "F16")):        # :506
-        return ".quantization_config", f"quantises kv_b_proj, and {MLA_DRAFT} splits it in a float dtype only"
+    if draft.quantization and (kept is None or kept.dtype not in ("F32", "BF16", "F16")):  # :506
+        return (
+            ".quantization_config",
+            f"quantises kv_b_proj, and {MLA_DRAFT} splits it in a float dtype only",
+        )
     return None
 
 
@@ -45,102 +78,209 @@ def hidden_size(profile: Profile, target: ModelShape, draft: ModelShape) -> Chec
     wide = draft.eagle.target_hidden_size or draft.hidden_size
     if wide != target.hidden_size:
         key = "target_hidden_size" if draft.eagle.target_hidden_size else "hidden_size"
-        return refused(f"pair.draft.{key}", f"is {wide} where the target's hidden states have {target.hidden_size} values",
-                       "take a draft trained for this target")
+        return refused(
+            f"pair.draft.{key}",
+            f"is {wide} where the target's hidden states have {target.hidden_size} values",
+            "take a draft trained for this target",
+        )
     if takes_head(draft) and draft.hidden_size != target.hidden_size:
-        return refused("pair.draft.draft_vocab_size", "is null, but the target's head is too wide for this draft",
-                       "take a draft with a head of its own")
+        return refused(
+            "pair.draft.draft_vocab_size",
+            "is null, but the target's head is too wide for this draft",
+            "take a draft with a head of its own",
+        )
     return passed("pair.draft.hidden_size", f"{draft.hidden_size}, reading hidden states of {wide}")
 
 
 def captured_layers(target: ModelShape, ids: tuple[int, ...] | None) -> list[int]:
     """The target's layers whose input SGLang hands to the draft, in the order of the ids.
 
-    An id names a layer's output, so its successor's input is taken (models/llama.py:941); DeepSeek-like targets take ids as they are
-    unless the first is 1 (models/deepseek_v2.py:3470). Without ids: 2, the middle, the third last (models/llama.py:936).
+    An id names a layer's output, so its successor's input is taken (models/llama.py:941);
+    DeepSeek-like targets take ids as they are unless the first is 1 (models/deepseek_v2.py:3470).
+    Without ids: 2, the middle, the third last (models/llama.py:936).
     """
     if ids is None:
         return [2, target.layers // 2, target.layers - 3]
-    verbatim = target.mla is not None and target.architecture not in _MLA_BUT_ONE_BASED and ids[:1] != (1,)
+    verbatim = (
+        target.mla is not None and target.architecture not in _MLA_BUT_ONE_BASED and ids[:1] != (1,)
+    )
     return [i if verbatim else i + 1 for i in ids]
 
 
 def aux_layers(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """As many distinct layers are captured as the draft's fc joins, each one that the target has (F16)."""
+    """As many distinct layers are captured as the draft's fc joins, each one that the target has
+    (F16).
+    """
     field, eagle = "pair.draft.eagle_aux_hidden_state_layer_ids", draft.eagle
     ids, captured = eagle.aux_layers, captured_layers(target, eagle.aux_layers)
     said = f"{list(ids)}" if ids is not None else f"the default {captured} (no ids given)"
-    own = "give ids in eagle_config that fit this target's layers, as the draft was trained with them"
+    own = (
+        "give ids in eagle_config that fit this target's layers, as the draft was trained with them"
+    )
     outside = [i for i, layer in zip(ids or captured, captured) if not 0 <= layer < target.layers]
     if outside:
         last = target.layers - 1 - (captured[0] - ids[0] if ids else 0)
-        return refused(field, f"layer {outside[0]} of {said} is never captured from a target of {target.layers} layers "
-                       f"(the last is {last})", own)
+        return refused(
+            field,
+            f"layer {outside[0]} of {said} is never captured from a target of {target.layers}"
+            f" layers (the last is {last})",
+            own,
+        )
     if len(set(captured)) != len(captured):
-        return refused(field, f"{said} names one of the target's {target.layers} layers twice, which is captured once", own)
+        return refused(
+            field,
+            f"{said} names one of the target's {target.layers} layers twice, which is captured"
+            " once",
+            own,
+        )
     if len(captured) != aux_count(draft):
-        return refused(field, f"{said} are {len(captured)} layers where the draft joins {aux_count(draft)}", own)
+        return refused(
+            field,
+            f"{said} are {len(captured)} layers where the draft joins {aux_count(draft)}",
+            own,
+        )
     fc = draft.stored.get("fc.weight")
     if fc and fc.shape[-1] != len(captured) * target.hidden_size:
-        return refused(field, f"{said} give {len(captured) * target.hidden_size} values where the draft's fc takes {fc.shape[-1]}", own)
+        return refused(
+            field,
+            f"{said} give {len(captured) * target.hidden_size} values where the draft's fc takes"
+            f" {fc.shape[-1]}",
+            own,
+        )
     # spec_aux_hidden_state.py:192 reads eagle_config alone.
-    if ids is None and eagle.stray_aux_layers is not None and captured_layers(target, eagle.stray_aux_layers) != captured:
-        return refused(field, f"{list(eagle.stray_aux_layers)} stands outside eagle_config, where SGLang does not look", "move it there")
+    if (
+        ids is None
+        and eagle.stray_aux_layers is not None
+        and captured_layers(target, eagle.stray_aux_layers) != captured
+    ):
+        return refused(
+            field,
+            f"{list(eagle.stray_aux_layers)} stands outside eagle_config, where SGLang does not"
+            " look",
+            "move it there",
+        )
     if not eagle.use_aux_hidden_state:
-        return warned("pair.draft.use_aux_hidden_state", "is false, so the draft reads the last hidden state alone",
-                      "make sure that it was trained so")
+        return warned(
+            "pair.draft.use_aux_hidden_state",
+            "is false, so the draft reads the last hidden state alone",
+            "make sure that it was trained so",
+        )
     if captured != sorted(captured):
-        return warned(field, f"{said} do not ascend, but SGLang joins them in the order of the layers",
-                      "make sure that fc was trained on that order")
-    return passed(field, f"{said}: inputs of layers {captured} of {target.layers}, fc of {len(captured)} x {target.hidden_size}")
+        return warned(
+            field,
+            f"{said} do not ascend, but SGLang joins them in the order of the layers",
+            "make sure that fc was trained on that order",
+        )
+    return passed(
+        field,
+        f"{said}: inputs of layers {captured} of {target.layers}, fc of {len(captured)} x"
+        f" {target.hidden_size}",
+    )
 
 
 def vocabulary(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """The draft embeds the target's tokens and proposes from at most as many (models/llama_eagle3.py:306)."""
+    """The draft embeds the target's tokens and proposes from at most as many
+    (models/llama_eagle3.py:306).
+    """
     if draft.vocab_size != target.vocab_size:
-        return refused("pair.draft.vocab_size", f"is {draft.vocab_size} where the target has {target.vocab_size} tokens",
-                       "take a draft trained for this target")
+        return refused(
+            "pair.draft.vocab_size",
+            f"is {draft.vocab_size} where the target has {target.vocab_size} tokens",
+            "take a draft trained for this target",
+        )
     if draft.eagle.draft_vocab_size is None and draft.architecture == LLAMA_DRAFT:
-        return refused("pair.draft.draft_vocab_size", "is not in config.json, and SGLang reads it without a default",
-                       "write the rows of the draft's head there, or null to use the target's head")
+        return refused(
+            "pair.draft.draft_vocab_size",
+            "is not in config.json, and SGLang reads it without a default",
+            "write the rows of the draft's head there, or null to use the target's head",
+        )
     if head_rows(draft) > target.vocab_size:
-        return refused("pair.draft.draft_vocab_size", f"is {head_rows(draft)}, more than the target's {target.vocab_size} tokens",
-                       "take a draft trained for this target")
+        return refused(
+            "pair.draft.draft_vocab_size",
+            f"is {head_rows(draft)}, more than the target's {target.vocab_size} tokens",
+            "take a draft trained for this target",
+        )
     if draft.tied and head_rows(draft) != draft.vocab_size:
-        return refused("pair.draft.tie_word_embeddings", f"ties a head of {head_rows(draft)} rows to {draft.vocab_size} embeddings",
-                       "untie it, or drop draft_vocab_size")
-    return passed("pair.draft.draft_vocab_size", f"{head_rows(draft)} of the target's {target.vocab_size} tokens"
-                  + (", by the target's head" if takes_head(draft) else ", by its embedding" if draft.tied else ""))
+        return refused(
+            "pair.draft.tie_word_embeddings",
+            f"ties a head of {head_rows(draft)} rows to {draft.vocab_size} embeddings",
+            "untie it, or drop draft_vocab_size",
+        )
+    return passed(
+        "pair.draft.draft_vocab_size",
+        f"{head_rows(draft)} of the target's {target.vocab_size} tokens"
+        + (
+            ", by the target's head"
+            if takes_head(draft)
+            else ", by its embedding"
+            if draft.tied
+            else ""
+        ),
+    )
 
 
 def token_map(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """d2t holds offsets: draft token i is the target's i + d2t[i] (models/llama_eagle3.py:352); t2d marks the same tokens (F15)."""
+    """d2t holds offsets: draft token i is the target's i + d2t[i] (models/llama_eagle3.py:352); t2d
+    marks the same tokens (F15).
+    """
     field, rows = "pair.draft.d2t", head_rows(draft)
     names = {canonical(t.name): t.name for t in draft.tensors}
     again = "convert the draft again from its training checkpoint"
     if "d2t" not in names:
         if rows < target.vocab_size and draft.tensors:
-            return refused(field, f"is missing, so {rows} draft tokens would be taken for the target's first {rows}", again)
-        return passed(field, "none needed: the draft proposes the target's own tokens" if rows == target.vocab_size else
-                      "no weights: draft tokens stand for the target's first ones")
+            return refused(
+                field,
+                f"is missing, so {rows} draft tokens would be taken for the target's first {rows}",
+                again,
+            )
+        return passed(
+            field,
+            (
+                "none needed: the draft proposes the target's own tokens"
+                if rows == target.vocab_size
+                else "no weights: draft tokens stand for the target's first ones"
+            ),
+        )
     offsets = draft.values(names["d2t"])
     if offsets.shape != (rows,) or not numpy.issubdtype(offsets.dtype, numpy.integer):
-        return refused(field, f"holds {offsets.dtype} of shape {list(offsets.shape)} where {rows} integers are due", again)
+        return refused(
+            field,
+            f"holds {offsets.dtype} of shape {list(offsets.shape)} where {rows} integers are due",
+            again,
+        )
     tokens = offsets.astype(numpy.int64) + numpy.arange(rows)
     wrong = numpy.flatnonzero((tokens < 0) | (tokens >= target.vocab_size))
     if wrong.size:
-        return refused(field, f"maps draft token {wrong[0]} to {tokens[wrong[0]]}, outside the target's {target.vocab_size} tokens",
-                       "store offsets, not token ids, or take the draft of this target")
+        return refused(
+            field,
+            f"maps draft token {wrong[0]} to {tokens[wrong[0]]}, outside the target's"
+            f" {target.vocab_size} tokens",
+            "store offsets, not token ids, or take the draft of this target",
+        )
     if len(numpy.unique(tokens)) != rows:
-        return refused(field, f"maps {rows} draft tokens to {len(numpy.unique(tokens))} of the target", again)
+        return refused(
+            field, f"maps {rows} draft tokens to {len(numpy.unique(tokens))} of the target", again
+        )
     if "t2d" in names:
         marks = draft.values(names["t2d"]).astype(bool)
         if marks.shape != (target.vocab_size,) or marks.sum() != rows:
-            return refused("pair.draft.t2d", f"marks {marks.sum()} of {marks.size} tokens where d2t names {rows} of {target.vocab_size}",
-                           again)
+            return refused(
+                "pair.draft.t2d",
+                f"marks {marks.sum()} of {marks.size} tokens where d2t names {rows} of"
+                f" {target.vocab_size}",
+                again,
+            )
         if not marks[tokens].all():
-            return refused("pair.draft.t2d", f"does not mark token {tokens[~marks[tokens]][0]}, which d2t names", again)
-    return passed(field, f"{rows} offsets into the target's {target.vocab_size} tokens" + (", as t2d marks them" if "t2d" in names else ""))
+            return refused(
+                "pair.draft.t2d",
+                f"does not mark token {tokens[~marks[tokens]][0]}, which d2t names",
+                again,
+            )
+    return passed(
+        field,
+        f"{rows} offsets into the target's {target.vocab_size} tokens"
+        + (", as t2d marks them" if "t2d" in names else ""),
+    )
 
 
 def embedding(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
@@ -148,61 +288,108 @@ def embedding(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
     field, stored = "pair.draft.embed_tokens", "embed_tokens.weight" in draft.stored
     if keeps_embedding(draft):
         if draft.tensors and not stored:
-            return refused(field, "is not in the draft's weights, and the target's is of another width", "take a complete draft")
+            return refused(
+                field,
+                "is not in the draft's weights, and the target's is of another width",
+                "take a complete draft",
+            )
         return passed(field, "the draft's own, of another width than the target's")
-    return passed(field, "the target's" + (", in place of the one that the draft brings" if stored else ""))
+    return passed(
+        field, "the target's" + (", in place of the one that the draft brings" if stored else "")
+    )
 
 
 def positions(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """The draft runs at the target's positions, so its context must not be shorter (configs/model_config.py:1296)."""
+    """The draft runs at the target's positions, so its context must not be shorter
+    (configs/model_config.py:1296).
+    """
     wanted = int(profile.number("context-length", target.context))
     if draft.context < wanted and not profile.server.environment.get(_LONGER_CONTEXT):
-        return refused("pair.draft.max_position_embeddings", f"gives {draft.context} positions where the target is served with {wanted}",
-                       f"set server.flags.context-length to {draft.context}, or {_LONGER_CONTEXT} to 1 in server.environment")
-    return passed("pair.draft.max_position_embeddings", f"{draft.context} positions, {wanted} served")
+        return refused(
+            "pair.draft.max_position_embeddings",
+            f"gives {draft.context} positions where the target is served with {wanted}",
+            f"set server.flags.context-length to {draft.context}, or {_LONGER_CONTEXT} to 1 in"
+            " server.environment",
+        )
+    return passed(
+        "pair.draft.max_position_embeddings", f"{draft.context} positions, {wanted} served"
+    )
 
 
 def dtype(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
     """Draft and target share tables and hidden states, so they are served in one dtype."""
     ours, theirs = serving_dtype(profile, draft), serving_dtype(profile, target)
     if ours != theirs:
-        return refused("pair.draft.dtype", f"is served as {ours} where the target is {theirs}", "name one in server.flags.dtype")
+        return refused(
+            "pair.draft.dtype",
+            f"is served as {ours} where the target is {theirs}",
+            "name one in server.flags.dtype",
+        )
     return passed("pair.draft.dtype", f"{ours}, as the target")
 
 
 def kernels(profile: Profile, target: ModelShape) -> Check:
-    """On GPUs the layers' kernels are made for half precision: sgl_kernel's rmsnorm refuses float32 once a server is loaded
+    """On GPUs the layers' kernels are made for half precision: sgl_kernel's rmsnorm refuses float32
+    once a server is loaded
     (layers/layernorm.py:631, seen on an H200)."""
     if profile.engine == "cuda" and serving_dtype(profile, target) == "F32":
-        return refused("server.flags.dtype", "is float32, for which SGLang has no RMSNorm on GPUs", "use bfloat16 or float16, or the CPU engine")
+        return refused(
+            "server.flags.dtype",
+            "is float32, for which SGLang has no RMSNorm on GPUs",
+            "use bfloat16 or float16, or the CPU engine",
+        )
     return passed("server.flags.dtype", f"{serving_dtype(profile, target)}")
 
 
 def attention_backend(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """A draft inherits the target's attention back end; one made for MLA alone cannot serve a LLaMA-like draft (sglang#23490)."""
-    field, named = "server.flags.speculative-draft-attention-backend", profile.flag("speculative-draft-attention-backend", None)
+    """A draft inherits the target's attention back end; one made for MLA alone cannot serve a
+    LLaMA-like draft (sglang#23490).
+    """
+    field, named = (
+        "server.flags.speculative-draft-attention-backend",
+        profile.flag("speculative-draft-attention-backend", None),
+    )
     mend, ours = "set it to triton, flashinfer or fa3", str(profile.flag("attention-backend", ""))
     if target.mla and not draft.mla and profile.engine == "cuda" and not named:
         if ours in _MLA_ONLY_BACKENDS:
-            return refused(field, f"is not set, and the draft has no MLA for the target's {ours}", mend)
+            return refused(
+                field, f"is not set, and the draft has no MLA for the target's {ours}", mend
+            )
         if not ours:
-            return warned(field, "is not set, and the back end that SGLang picks for an MLA target may not serve a LLaMA-like draft", mend)
-    return passed(field, f"{named or 'the target' + chr(39) + 's'}, for a draft {'with' if draft.mla else 'without'} MLA")
+            return warned(
+                field,
+                "is not set, and the back end that SGLang picks for an MLA target may not serve a"
+                " LLaMA-like draft",
+                mend,
+            )
+    return passed(
+        field,
+        f"{named or 'the target' + chr(39) + 's'}, for a draft"
+        f" {'with' if draft.mla else 'without'} MLA",
+    )
 
 
 def rotary(profile: Profile, shape: ModelShape) -> Check:
-    """On a CPU, SGLang builds rotary embeddings for MLA with YaRN scaling alone (layers/rotary_embedding/factory.py:480)."""
+    """On a CPU, SGLang builds rotary embeddings for MLA with YaRN scaling alone
+    (layers/rotary_embedding/factory.py:480).
+    """
     if profile.engine == "cpu" and shape.mla and shape.rope == "default":
-        return refused(f"{shape.field}.rope_scaling", f"is absent, and an MLA {shape.field.removeprefix('pair.')} on the CPU engine needs YaRN",
-                       "give it a scaling of type yarn")
+        return refused(
+            f"{shape.field}.rope_scaling",
+            f"is absent, and an MLA {shape.field.removeprefix('pair.')} on the CPU engine needs"
+            " YaRN",
+            "give it a scaling of type yarn",
+        )
     return passed(f"{shape.field}.rope_scaling", shape.rope)
 
 
 def heads(profile: Profile, shape: ModelShape, ranks: int, field: str) -> Check:
-    """A group of ``ranks`` splits heads evenly; KV heads are split, or replicated where there are fewer (models/llama.py:183 to :193).
+    """A group of ``ranks`` splits heads evenly; KV heads are split, or replicated where there are
+    fewer (models/llama.py:183 to :193).
 
-    SGLang on a CPU would add empty heads instead, and pads intermediate sizes (configs/update_config.py:244, :290): the former is another
-    model than the GPU's and is refused, the latter changes nothing.
+    SGLang on a CPU would add empty heads instead, and pads intermediate sizes
+    (configs/update_config.py:244, :290): the former is another model than the GPU's and is refused,
+    the latter changes nothing.
     """
     who = "the target" if shape.field == "pair.target" else "the draft"
     mend = "use a divisor" if field == "tp" else "leave this arm out or choose a group that divides"
@@ -210,27 +397,44 @@ def heads(profile: Profile, shape: ModelShape, ranks: int, field: str) -> Check:
     if shape.heads % ranks:
         problem = f"{ranks} does not divide {who}'s {shape.heads} attention heads"
     elif profile.engine == "cpu" and shape.kv_heads % ranks:
-        problem = f"{ranks} does not divide {who}'s {shape.kv_heads} KV heads, which the CPU engine cannot replicate"
+        problem = (
+            f"{ranks} does not divide {who}'s {shape.kv_heads} KV heads, which the CPU engine"
+            " cannot replicate"
+        )
     elif not shape.mla and shape.kv_heads % ranks and ranks % shape.kv_heads:
         problem = f"{ranks} neither divides {who}'s {shape.kv_heads} KV heads nor is a multiple"
     elif profile.engine == "cuda" and _dense(shape) and shape.intermediate_size % ranks:
         problem = f"{ranks} does not divide {who}'s intermediate size {shape.intermediate_size}"
-    elif shape.experts and shape.experts.count < ranks:                     # models/deepseek_v2.py:714
+    elif shape.experts and shape.experts.count < ranks:  # models/deepseek_v2.py:714
         problem = f"{ranks} ranks are more than {who}'s {shape.experts.count} experts"
     elif profile.engine == "cuda" and shape.experts and shape.experts.intermediate_size % ranks:
-        problem = f"{ranks} does not divide the size {shape.experts.intermediate_size} of {who}'s experts"
+        problem = (
+            f"{ranks} does not divide the size {shape.experts.intermediate_size} of {who}'s experts"
+        )
     elif block := profile.engine == "cuda" and _split_block(shape, ranks):
         problem = f"{ranks} ranks split {who}'s quantised blocks of {block}"
     if problem:
         return refused(field, problem, mend)
-    kv = "one latent" if shape.mla else f"{max(1, shape.kv_heads // ranks)} of {shape.kv_heads} KV heads"
-    return passed(field, f"{who} on {ranks} rank{'s' * (ranks > 1)}: {shape.heads // ranks} of {shape.heads} heads, {kv} each")
+    kv = (
+        "one latent"
+        if shape.mla
+        else f"{max(1, shape.kv_heads // ranks)} of {shape.kv_heads} KV heads"
+    )
+    return passed(
+        field,
+        f"{who} on {ranks} rank{'s' * (ranks > 1)}: {shape.heads // ranks} of {shape.heads} heads,"
+        f" {kv} each",
+    )
 
 
 def _split_block(shape: ModelShape, ranks: int) -> int | None:
-    """The block size that a group would cut through, if any (layers/quantization/fp8.py:594, :1588)."""
+    """The block size that a group would cut through, if any (layers/quantization/fp8.py:594,
+    :1588).
+    """
     blocks = (shape.quantization or {}).get("weight_block_size") if ranks > 1 else None
-    sizes = [shape.intermediate_size] * _dense(shape) + ([shape.experts.intermediate_size] if shape.experts else [])
+    sizes = [shape.intermediate_size] * _dense(shape) + (
+        [shape.experts.intermediate_size] if shape.experts else []
+    )
     return next((b for b in blocks or () for size in sizes if size // ranks % b), None)
 
 
@@ -239,34 +443,57 @@ def _dense(shape: ModelShape) -> bool:
 
 
 def group(profile: Profile, arm: Arm) -> Check:
-    """own-N: N consecutive ranks of one node are a group, so N divides the target's TP and the ranks of a node."""
+    """own-N: N consecutive ranks of one node are a group, so N divides the target's TP and the
+    ranks of a node.
+    """
     if arm.placement != "own":
         return passed(f"plan.arms {arm.name}", f"the draft on the target's {profile.tp} ranks")
     each = profile.ranks_a_node
     divisors = [n for n in range(1, profile.tp) if profile.tp % n == 0 and each % n == 0] or [1]
     if profile.tp % arm.group:
-        return refused(f"plan.arms {arm.name}", f"{arm.group} does not divide TP {profile.tp}",
-                       f"use {' or '.join(f'own-{n}' for n in divisors)}")
+        return refused(
+            f"plan.arms {arm.name}",
+            f"{arm.group} does not divide TP {profile.tp}",
+            f"use {' or '.join(f'own-{n}' for n in divisors)}",
+        )
     if each % arm.group:
-        return refused(f"plan.arms {arm.name}", f"is a group of {arm.group} that would straddle nodes of {each} rank{'s' * (each > 1)}",
-                       f"use {' or '.join(f'own-{n}' for n in divisors)}")
+        return refused(
+            f"plan.arms {arm.name}",
+            f"is a group of {arm.group} that would straddle nodes of {each} rank{'s' * (each > 1)}",
+            f"use {' or '.join(f'own-{n}' for n in divisors)}",
+        )
     if arm.group == profile.tp:
-        return warned(f"plan.arms {arm.name}", f"is the target's whole group of {profile.tp}, as in shared, with a communicator of its own",
-                      "use it only as a control")
-    return passed(f"plan.arms {arm.name}", f"{profile.tp // arm.group} drafts on {arm.group} rank{'s' * (arm.group > 1)} each")
+        return warned(
+            f"plan.arms {arm.name}",
+            f"is the target's whole group of {profile.tp}, as in shared, with a communicator of"
+            " its own",
+            "use it only as a control",
+        )
+    return passed(
+        f"plan.arms {arm.name}",
+        f"{profile.tp // arm.group} drafts on {arm.group} rank{'s' * (arm.group > 1)} each",
+    )
 
 
 def tree(profile: Profile, arm: Arm) -> Check:
-    """A tree of s steps and topk k offers k + (s - 1) k^2 candidates; one fewer than draft_tokens is chosen (eagle_utils.py:110).
+    """A tree of s steps and topk k offers k + (s - 1) k^2 candidates; one fewer than draft_tokens
+    is chosen (eagle_utils.py:110).
 
     Raises: BadInput when the arm's own settings cannot be served.
     """
     setting = profile.speculation.of(arm)
     if not setting.fills:
-        return refused("speculation.draft_tokens", f"{setting.draft_tokens} for {arm.name}, but {setting.steps} steps of topk "
-                       f"{setting.topk} offer {setting.candidates} beside the root", f"use at most {setting.candidates + 1}")
+        return refused(
+            "speculation.draft_tokens",
+            f"{setting.draft_tokens} for {arm.name}, but {setting.steps} steps of topk "
+            f"{setting.topk} offer {setting.candidates} beside the root",
+            f"use at most {setting.candidates + 1}",
+        )
     shape = "chain" if setting.topk == 1 else f"tree of topk {setting.topk}"
-    return passed("speculation", f"{arm.name}: {shape}, {setting.steps} steps, {setting.draft_tokens} tokens verified")
+    return passed(
+        "speculation",
+        f"{arm.name}: {shape}, {setting.steps} steps, {setting.draft_tokens} tokens verified",
+    )
 
 
 def _layers(shape: ModelShape) -> str:
@@ -274,17 +501,38 @@ def _layers(shape: ModelShape) -> str:
 
 
 def stored_weights(shape: ModelShape) -> Check:
-    """The files hold every weight that config.json implies, in its shape; SGLang leaves a weight that is not there uninitialised."""
+    """The files hold every weight that config.json implies, in its shape; SGLang leaves a weight
+    that is not there uninitialised.
+    """
     if not shape.tensors:
         return passed(shape.field, f"{shape.architecture}, {_layers(shape)}, no weights")
     for expected in implied(shape) if not shape.quantization else ():
         found = shape.stored.get(expected.name)
         if found is None:
-            return refused(shape.field, f"its weights lack {expected.name}", "take a complete model folder")
+            return refused(
+                shape.field, f"its weights lack {expected.name}", "take a complete model folder"
+            )
         if found.shape != expected.shape:
-            return refused(f"{shape.field}.{expected.name}", f"is {list(found.shape)} where config.json implies {list(expected.shape)}",
-                           "take weights and config.json of one model")
-    return passed(shape.field, f"{shape.architecture}, {_layers(shape)}, {len(shape.tensors)} tensors as config.json implies")
+            return refused(
+                f"{shape.field}.{expected.name}",
+                f"is {list(found.shape)} where config.json implies {list(expected.shape)}",
+                "take weights and config.json of one model",
+            )
+    return passed(
+        shape.field,
+        f"{shape.architecture}, {_layers(shape)}, {len(shape.tensors)} tensors as config.json"
+        " implies",
+    )
 
 
-PAIR_RULES = (algorithm, hidden_size, vocabulary, token_map, aux_layers, embedding, positions, dtype, attention_backend)
+PAIR_RULES = (
+    algorithm,
+    hidden_size,
+    vocabulary,
+    token_map,
+    aux_layers,
+    embedding,
+    positions,
+    dtype,
+    attention_backend,
+)

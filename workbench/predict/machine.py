@@ -1,4 +1,7 @@
-"""The cost model's measured inputs: what one machine needs for bytes, operations, launches and collectives; saved and used again."""
+"""The cost model's measured inputs: what one machine needs for bytes, operations, launches and
+collectives; saved and used again.
+"""
+
 from __future__ import annotations
 
 import json
@@ -22,26 +25,34 @@ import numpy as np
 import pandas as pd
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from workbench.serving import gpus, server_log
 from workbench.engine.orders import SHARED_MEMORY
 from workbench.experiment.errors import BadInput, WorkbenchError
 from workbench.experiment.profile import ROOT, Profile
+from workbench.serving import gpus, server_log
 
 log = logging.getLogger(__name__)
-THIN_BYTES = 2 * 7168 * 7168        # weights of the thin product on a GPU (workbench/engine/machine_bench.py)
-NOT_REACHED = "not reached"         # as workbench/engine/machine_bench.py writes it
+THIN_BYTES = (
+    2 * 7168 * 7168
+)  # weights of the thin product on a GPU (workbench/engine/machine_bench.py)
+NOT_REACHED = "not reached"  # as workbench/engine/machine_bench.py writes it
 PROGRAM = (sys.executable, "-m", "workbench.engine.machine_bench")
 FOLDER = ROOT / "outputs" / "machines"
-DEADLINE_S = 300            # on an idle machine less than two minutes are taken, half of one by the first import of SGLang
-# Settings of a server that change what a collective takes. Debugging output does not, or should not.
-_CHANGE_LATENCIES = re.compile(r"NCCL_(?!DEBUG)|TORCH_SYMM_MEM_|SGLANG_\w*CUSTOM_ALL_REDUCE|" + SHARED_MEMORY)
+# on an idle machine less than two minutes are taken, half of one by the first import of SGLang
+DEADLINE_S = 300
+# Settings of a server that change what a collective takes. Debugging output does not, or should
+# not.
+_CHANGE_LATENCIES = re.compile(
+    r"NCCL_(?!DEBUG)|TORCH_SYMM_MEM_|SGLANG_\w*CUSTOM_ALL_REDUCE|" + SHARED_MEMORY
+)
 
 
 @dataclass(frozen=True)
 class Latency:
-    """What one collective takes, by size. kind: all_reduce, all_gather or broadcast; backend: nccl, custom (SGLang's own all-reduce), gloo
-    or shared (memory of a CPU's ranks); ranks: of the group; graph: inside a CUDA graph. points: (bytes of one rank's input, seconds on the slowest rank), by size; where
-    there are none, why says so, and unused that SGLang does without it here.
+    """What one collective takes, by size. kind: all_reduce, all_gather or broadcast; backend: nccl,
+    custom (SGLang's own all-reduce), gloo or shared (memory of a CPU's ranks); ranks: of the
+    group; graph: inside a CUDA graph. points: (bytes of one rank's input, seconds on the slowest
+    rank), by size; where there are none, why says so, and unused that SGLang does without it
+    here.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -55,11 +66,15 @@ class Latency:
 
     @property
     def name(self) -> str:
-        return f"{self.kind}, {self.ranks} ranks, {self.backend}{', in a graph' if self.graph else ''}"
+        return (
+            f"{self.kind}, {self.ranks} ranks, {self.backend}{', in a graph' if self.graph else ''}"
+        )
 
     def at(self, size: float) -> float:
-        """Seconds for a message of ``size`` bytes: linear between the measured ones (Hockney's latency + size / bandwidth, Parallel
-        Computing 20, 1994, piece by piece), the smallest one's below them, the last piece's line above them."""
+        """Seconds for a message of ``size`` bytes: linear between the measured ones (Hockney's
+        latency + size / bandwidth, Parallel Computing 20, 1994, piece by piece), the smallest
+        one's below them, the last piece's line above them.
+        """
         sizes, seconds = (np.array(column, dtype=float) for column in zip(*self.points))
         if size <= sizes[-1] or len(sizes) == 1:
             return float(np.interp(size, sizes, seconds))
@@ -71,10 +86,15 @@ class Latency:
 class Machine:
     """One machine as measured, under one set of communication settings.
 
-    copy_bytes_per_s: read and written bytes of a large copy; thin_bytes_per_s: weights read by a product of a few rows with them, which is
-    what a cycle does; matrix_ops_per_s: of a large square product (bf16 on GPUs, fp32 on one core of a CPU); launch_s: one small kernel
-    launched by itself; graph_launch_s: one more kernel in a CUDA graph; graph_replay_s: one replay of a graph; both None on a CPU. Everything
-    is the slowest rank's with all ranks at work. unknown: {field: why it was not measured}. seconds: what measuring took.
+    copy_bytes_per_s: read and written bytes of a large copy.
+    thin_bytes_per_s: weights read by a product of a few rows with them, which is what a cycle does.
+    matrix_ops_per_s: of a large square product (bf16 on GPUs, fp32 on one core of a CPU).
+    launch_s: one small kernel launched by itself.
+    graph_launch_s: one more kernel in a CUDA graph.
+    graph_replay_s: one replay of a graph; both None on a CPU. Everything is the slowest rank's with
+        all ranks at work.
+    unknown: {field: why it was not measured}.
+    seconds: what measuring took.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -106,8 +126,9 @@ class Machine:
     def read_s(self, size: float, products: float) -> float:
         """Seconds for products of a few rows to read ``size`` bytes of weights in all.
 
-        A GPU reads large weights at a copy's bandwidth; what the measured product took beyond that each product takes, however large it is
-        (Hockney's latency + size / bandwidth). Elsewhere, and where a product is as fast as a copy, all bytes go at the product's rate.
+        A GPU reads large weights at a copy's bandwidth; what the measured product took beyond that
+        each product takes, however large it is (Hockney's latency + size / bandwidth). Elsewhere,
+        and where a product is as fast as a copy, all bytes go at the product's rate.
         Raises: BadInput when products were not measured.
         """
         thin, copy = self.known("thin_bytes_per_s"), self.copy_bytes_per_s or 0.0
@@ -115,17 +136,28 @@ class Machine:
             return size / thin
         return size / copy + products * THIN_BYTES * (1 / thin - 1 / copy)
 
-    def collective_s(self, kind: str, size: float, ranks: int, *, graph: bool = False, custom: bool = True) -> float:
-        """Seconds of one collective of ``size`` bytes (of one rank's input) in a group of ``ranks``; a group of one talks to nobody.
+    def collective_s(
+        self, kind: str, size: float, ranks: int, *, graph: bool = False, custom: bool = True
+    ) -> float:
+        """Seconds of one collective of ``size`` bytes (of one rank's input) in a group of
+        ``ranks``; a group of one talks to nobody.
 
-        As SGLang chooses: its custom all-reduce up to its largest measured size where allowed, else NCCL (parallel_state.py:959).
+        As SGLang chooses: its custom all-reduce up to its largest measured size where allowed, else
+        NCCL (parallel_state.py:959).
         Raises: BadInput when the machine was not measured for it.
         """
         if ranks == 1:
             return 0.0
         fitting = [t for t in self.latencies if (t.kind, t.ranks) == (kind, ranks)]
         fitting = [t for t in fitting if t.graph == graph] or fitting
-        own = [t for t in fitting if t.backend == "custom" and custom and not t.unused and (not t.points or size <= t.points[-1][0])]
+        own = [
+            t
+            for t in fitting
+            if t.backend == "custom"
+            and custom
+            and not t.unused
+            and (not t.points or size <= t.points[-1][0])
+        ]
         chosen = own or [t for t in fitting if t.backend != "custom"]
         if not chosen or not chosen[0].points:
             missing = chosen[0].name if chosen else f"{kind} in groups of {ranks}"
@@ -142,22 +174,36 @@ class Machine:
             return _MACHINE.validate_python(data)
         except ValidationError as error:
             first = error.errors()[0]
-            raise BadInput("machine", f"{'.'.join(map(str, first['loc'])) or 'it'} is wrong ({first['msg']})", "measure it again") from None
+            raise BadInput(
+                "machine",
+                f"{'.'.join(map(str, first['loc'])) or 'it'} is wrong ({first['msg']})",
+                "measure it again",
+            ) from None
 
 
 _MACHINE = TypeAdapter(Machine)
 # What each rate is called, and how it is written: times what, in which unit.
-INPUTS = {"copy_bytes_per_s": ("copy", 1e-9, "GB/s"), "thin_bytes_per_s": ("weights read by a thin product", 1e-9, "GB/s"),
-          "matrix_ops_per_s": ("matrix product", 1e-12, "TFLOP/s"), "launch_s": ("kernel launch", 1e6, "us"),
-          "graph_launch_s": ("kernel in a graph", 1e6, "us"), "graph_replay_s": ("graph replay", 1e6, "us")}
+INPUTS = {
+    "copy_bytes_per_s": ("copy", 1e-9, "GB/s"),
+    "thin_bytes_per_s": ("weights read by a thin product", 1e-9, "GB/s"),
+    "matrix_ops_per_s": ("matrix product", 1e-12, "TFLOP/s"),
+    "launch_s": ("kernel launch", 1e6, "us"),
+    "graph_launch_s": ("kernel in a graph", 1e6, "us"),
+    "graph_replay_s": ("graph replay", 1e6, "us"),
+}
 
 
 def _missing(machine: str, what: str, why: str) -> BadInput:
-    return BadInput("machine", f"of {machine} there is no {what} ({why.rstrip('.')})", "measure it again: workbench bench machine PROFILE")
+    return BadInput(
+        "machine",
+        f"of {machine} there is no {what} ({why.rstrip('.')})",
+        "measure it again: workbench bench machine PROFILE",
+    )
 
 
 def name_of(profile: Profile) -> str:
-    """The machine's name under a profile: its devices, how many ranks use them, and the settings that change latencies.
+    """The machine's name under a profile: its devices, how many ranks use them, and the settings
+    that change latencies.
 
     Raises: BadInput when the profile is for GPUs and fewer than its ranks are visible.
     """
@@ -166,12 +212,22 @@ def name_of(profile: Profile) -> str:
     else:
         found = [gpu.name for gpu in gpus.ours(profile)]
         if len(found) < profile.tp:
-            raise BadInput("tp", f"is {profile.tp}, but {len(found) or 'no'} GPU{'s are' if len(found) != 1 else ' is'} visible",
-                           "measure on the machine that serves the profile")
-        devices = " ".join(dict.fromkeys(found[:profile.tp]))
-    settings = [f"{key}={value}" for key, value in sorted({**os.environ, **profile.server.environment}.items()) if _CHANGE_LATENCIES.match(key)]
+            raise BadInput(
+                "tp",
+                f"is {profile.tp}, but {len(found) or 'no'}"
+                f" GPU{'s are' if len(found) != 1 else ' is'} visible",
+                "measure on the machine that serves the profile",
+            )
+        devices = " ".join(dict.fromkeys(found[: profile.tp]))
+    settings = [
+        f"{key}={value}"
+        for key, value in sorted({**os.environ, **profile.server.environment}.items())
+        if _CHANGE_LATENCIES.match(key)
+    ]
     settings += [] if custom_all_reduce(profile) else ["no custom all-reduce"]
-    return re.sub(r"[^a-z0-9=_.]+", "-", " ".join([f"{profile.tp} ranks", devices, *settings]).lower()).strip("-")
+    return re.sub(
+        r"[^a-z0-9=_.]+", "-", " ".join([f"{profile.tp} ranks", devices, *settings]).lower()
+    ).strip("-")
 
 
 def custom_all_reduce(profile: Profile) -> bool:
@@ -198,51 +254,93 @@ def load(name: str, folder: Path = FOLDER) -> Machine | None:
     try:
         return Machine.from_json(json.loads(path.read_text()))
     except ValueError:
-        raise BadInput("machine", f"{path.name} is not valid JSON", "delete it and measure again") from None
+        raise BadInput(
+            "machine", f"{path.name} is not valid JSON", "delete it and measure again"
+        ) from None
 
 
-def measure(engine: str, ranks: int, *, name: str, environment: Mapping[str, str] | None = None, custom: bool = True,
-            deadline_s: float = DEADLINE_S) -> Machine:
-    """Measure this machine with one process a rank (workbench/engine/machine_bench.py), all of which have ended on return.
+def measure(
+    engine: str,
+    ranks: int,
+    *,
+    name: str,
+    environment: Mapping[str, str] | None = None,
+    custom: bool = True,
+    deadline_s: float = DEADLINE_S,
+) -> Machine:
+    """Measure this machine with one process a rank (workbench/engine/machine_bench.py), all of
+    which have ended on return.
 
-    What fails, or is not reached within ``deadline_s``, is unknown with its reason; the rest is kept.
-    environment: the profile's server environment, so that NCCL is set as it is when serving. custom: SGLang's own all-reduce too.
+    What fails, or is not reached within ``deadline_s``, is unknown with its reason; the rest is
+    kept.
+    environment: the profile's server environment, so that NCCL is set as it is when serving.
+    custom: SGLang's own all-reduce too.
     Raises: WorkbenchError when nothing at all could be measured.
     """
     begun, why = time.monotonic(), ""
     with tempfile.TemporaryDirectory() as folder:
         result, output = Path(folder, "result.json"), Path(folder, "log")
-        order = json.dumps({"engine": engine, "ranks": ranks, "custom": custom, "result": str(result)})
+        order = json.dumps(
+            {"engine": engine, "ranks": ranks, "custom": custom, "result": str(result)}
+        )
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "workbench.serving.supervisor", uuid.uuid4().hex[:12], str(output), "-", *PROGRAM, order],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT,
-            # Gloo looks up the host's own name, which a machine without a network may not resolve; all ranks are here.
-            env={"GLOO_SOCKET_IFNAME": "lo", **os.environ, **(environment or {})})
+            [
+                sys.executable,
+                "-m",
+                "workbench.serving.supervisor",
+                uuid.uuid4().hex[:12],
+                str(output),
+                "-",
+                *PROGRAM,
+                order,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=ROOT,
+            # Gloo looks up the host's own name, which a machine without a network may not resolve;
+            # all ranks are here.
+            env={"GLOO_SOCKET_IFNAME": "lo", **os.environ, **(environment or {})},
+        )
         try:
             keeper.wait(deadline_s)
         except subprocess.TimeoutExpired:
             why = f"it took more than {deadline_s:g} s"
         finally:
-            keeper.communicate(timeout=60)          # closes the pipe, which ends what is left
+            keeper.communicate(timeout=60)  # closes the pipe, which ends what is left
         failure = ": ".join(filter(None, [why, server_log.clean(_last(output))]))
         found = json.loads(result.read_text()) if result.exists() else {}
     found = _with_reasons(found, failure)
-    if not any(found.get(rate) for rate in INPUTS) and not any(entry["points"] for entry in found.get("latencies", [])):
+    if not any(found.get(rate) for rate in INPUTS) and not any(
+        entry["points"] for entry in found.get("latencies", [])
+    ):
         reason = next(iter(found["unknown"].values())) if found else failure
         raise WorkbenchError(f"the machine could not be measured: {reason}")
-    return Machine.from_json(found | {"name": name, "engine": engine, "ranks": ranks, "seconds": round(time.monotonic() - begun, 1),
-                                      "time": datetime.now(timezone.utc).isoformat(timespec="seconds")})
+    return Machine.from_json(
+        found
+        | {
+            "name": name,
+            "engine": engine,
+            "ranks": ranks,
+            "seconds": round(time.monotonic() - begun, 1),
+            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+    )
 
 
 def _with_reasons(found: dict[str, Any], failure: str) -> dict[str, Any]:
     """What was not reached has the reason why the measurement ended before it."""
+
     def reason(why: str) -> str:
         return f"{why}: {failure}" if why == NOT_REACHED else why
 
     if not found:
         return found
-    return found | {"unknown": {name: reason(why) for name, why in found["unknown"].items()},
-                    "latencies": [entry | {"why": reason(entry["why"])} for entry in found["latencies"]]}
+    return found | {
+        "unknown": {name: reason(why) for name, why in found["unknown"].items()},
+        "latencies": [entry | {"why": reason(entry["why"])} for entry in found["latencies"]],
+    }
 
 
 def _last(output: Path) -> str:
@@ -251,15 +349,26 @@ def _last(output: Path) -> str:
 
 
 def main(profile: Profile, folder: Path = FOLDER) -> Machine:
-    """``workbench bench machine PROFILE``: measure the machine as the profile uses it, save it under its name, and log what was found.
+    """``workbench bench machine PROFILE``: measure the machine as the profile uses it, save it
+    under its name, and log what was found.
 
-    Raises: BadInput when the profile's GPUs are not here; WorkbenchError when the measurement fails.
+    Raises: BadInput when the profile's GPUs are not here; WorkbenchError when the measurement
+        fails.
     """
     name = name_of(profile)
-    machine = measure(profile.engine, profile.tp, name=name, environment=profile.server.environment, custom=custom_all_reduce(profile))
+    machine = measure(
+        profile.engine,
+        profile.tp,
+        name=name,
+        environment=profile.server.environment,
+        custom=custom_all_reduce(profile),
+    )
     path = save(machine, folder)
     caveat = "; a CPU says nothing about GPUs" if machine.engine == "cpu" else ""
-    tables = [table.to_string(index=False, float_format="{:.4g}".format) for table in (rates(machine), latencies(machine))]
+    tables = [
+        table.to_string(index=False, float_format="{:.4g}".format)
+        for table in (rates(machine), latencies(machine))
+    ]
     log.info("%s, measured in %.0f s%s\n%s", path.name, machine.seconds, caveat, "\n".join(tables))
     for what, why in unmeasured(machine).items():
         log.warning("%s: %s", what, why)
@@ -276,26 +385,57 @@ def of(profile: Profile, folder: Path = FOLDER) -> Machine:
 
 def rates(machine: Machine) -> pd.DataFrame:
     """One row an input of one device: what it is, its value and unit; an unknown one is NaN."""
-    rows = [(called, math.nan if (value := getattr(machine, name)) is None else factor * value, unit)
-            for name, (called, factor, unit) in INPUTS.items() if getattr(machine, name) is not None or name in machine.unknown]
+    rows = [
+        (called, math.nan if (value := getattr(machine, name)) is None else factor * value, unit)
+        for name, (called, factor, unit) in INPUTS.items()
+        if getattr(machine, name) is not None or name in machine.unknown
+    ]
     return pd.DataFrame(rows, columns=["input", "value", "unit"])
 
 
 def latencies(machine: Machine) -> pd.DataFrame:
-    """One row a collective, in microseconds by the bytes of one rank's input; an unknown one is NaN, what SGLang does not use says so."""
+    """One row a collective, in microseconds by the bytes of one rank's input; an unknown one is
+    NaN, what SGLang does not use says so.
+    """
     sizes = sorted({size for t in machine.latencies for size, _ in t.points})
     rows = []
     for t in machine.latencies:
-        other = "not used" if t.unused else "left to NCCL" if t.points and t.backend == "custom" else math.nan
+        other = (
+            "not used"
+            if t.unused
+            else "left to NCCL"
+            if t.points and t.backend == "custom"
+            else math.nan
+        )
         found = {size: 1e6 * seconds for size, seconds in t.points}
-        rows.append((t.kind.replace("_", "-"), t.ranks, t.backend, "yes" if t.graph else "no", *(found.get(size, other) for size in sizes)))
-    return pd.DataFrame(rows, columns=["collective", "ranks", "back end", "in a graph", *(f"{_bytes(size)} (us)" for size in sizes)])
+        rows.append(
+            (
+                t.kind.replace("_", "-"),
+                t.ranks,
+                t.backend,
+                "yes" if t.graph else "no",
+                *(found.get(size, other) for size in sizes),
+            )
+        )
+    return pd.DataFrame(
+        rows,
+        columns=[
+            "collective",
+            "ranks",
+            "back end",
+            "in a graph",
+            *(f"{_bytes(size)} (us)" for size in sizes),
+        ],
+    )
 
 
 def unmeasured(machine: Machine) -> dict[str, str]:
     """{what was not measured: why}, in words."""
     return {INPUTS[name][0]: f"unknown: {why}" for name, why in machine.unknown.items()} | {
-        t.name: f"{'not used by SGLang here' if t.unused else 'unknown'}: {t.why}" for t in machine.latencies if not t.points}
+        t.name: f"{'not used by SGLang here' if t.unused else 'unknown'}: {t.why}"
+        for t in machine.latencies
+        if not t.points
+    }
 
 
 def _bytes(size: int) -> str:

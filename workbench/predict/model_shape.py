@@ -1,4 +1,7 @@
-"""What a model folder says of itself: config.json and the headers of its safetensors files, without loading weights or torch."""
+"""What a model folder says of itself: config.json and the headers of its safetensors files, without
+loading weights or torch.
+"""
+
 from __future__ import annotations
 
 import json
@@ -13,12 +16,34 @@ from safetensors import SafetensorError, safe_open
 
 from workbench.experiment.errors import BadInput
 
-ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1,
-              "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
-# Where SGLang looks for the language model of a wrapped configuration (utils/hf_transformers/common.py:566).
+ITEM_BYTES = {
+    "F64": 8,
+    "I64": 8,
+    "F32": 4,
+    "I32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "I16": 2,
+    "U16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+}
+# Where SGLang looks for the language model of a wrapped configuration
+# (utils/hf_transformers/common.py:566).
 _TEXT_CONFIGS = ("thinker_config", "llm_config", "language_config", "text_config")
-# The first of these that a configuration has is its context length (utils/hf_transformers/common.py:668).
-_CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
+# The first of these that a configuration has is its context length
+# (utils/hf_transformers/common.py:668).
+_CONTEXT_KEYS = (
+    "max_sequence_length",
+    "seq_length",
+    "max_seq_len",
+    "model_max_length",
+    "max_position_embeddings",
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +61,9 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Mla:
-    """Multi-head latent attention: one latent of kv_lora_rank + qk_rope_head_dim values a token and layer is cached, by every rank."""
+    """Multi-head latent attention: one latent of kv_lora_rank + qk_rope_head_dim values a token and
+    layer is cached, by every rank.
+    """
 
     kv_lora_rank: int
     qk_rope_head_dim: int
@@ -47,7 +74,9 @@ class Mla:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts as DeepSeek lays it out: layers from ``first_layer`` on, every ``every``-th, are sparse."""
+    """A mixture of experts as DeepSeek lays it out: layers from ``first_layer`` on, every
+    ``every``-th, are sparse.
+    """
 
     count: int
     intermediate_size: int
@@ -60,8 +89,10 @@ class Experts:
 class Eagle:
     """What only an EAGLE-3 draft's config.json says; None means that the key is absent.
 
-    aux_layers: eagle_config.eagle_aux_hidden_state_layer_ids; stray_aux_layers: the same key outside eagle_config.
-    draft_vocab_size is 0 where the key is there and null: the draft then takes the target's head (models/llama_eagle3.py:306).
+    aux_layers: eagle_config.eagle_aux_hidden_state_layer_ids.
+    stray_aux_layers: the same key outside eagle_config.
+    draft_vocab_size is 0 where the key is there and null: the draft then takes the target's head
+    (models/llama_eagle3.py:306).
     """
 
     draft_vocab_size: int | None
@@ -76,9 +107,12 @@ class Eagle:
 class ModelShape:
     """The facts of one model that decide whether it can be served, and beside what.
 
-    field: the profile's field that named the folder. dtype: safetensors' name of config.json's dtype (``F32`` where absent).
-    context: tokens, as SGLang derives it (utils/hf_transformers/common.py:677). rope: type of the rotary scaling, ``default`` for none.
-    config: the language model's part of config.json. tensors: what the safetensors files hold, empty where there are none.
+    field: the profile's field that named the folder.
+    dtype: safetensors' name of config.json's dtype (``F32`` where absent).
+    context: tokens, as SGLang derives it (utils/hf_transformers/common.py:677).
+    rope: type of the rotary scaling, ``default`` for none.
+    config: the language model's part of config.json.
+    tensors: what the safetensors files hold, empty where there are none.
     """
 
     field: str
@@ -104,7 +138,9 @@ class ModelShape:
 
     @cached_property
     def stored(self) -> dict[str, Tensor]:
-        """Tensors by the name that SGLang gives them: no ``model.`` in front, ``midlayer`` is ``layers.0``."""
+        """Tensors by the name that SGLang gives them: no ``model.`` in front, ``midlayer`` is
+        ``layers.0``.
+        """
         return {canonical(t.name): t for t in self.tensors}
 
     def values(self, name: str) -> numpy.ndarray:
@@ -120,47 +156,94 @@ class ModelShape:
 
 
 def canonical(name: str) -> str:
-    """The name of a weight without wrappers; EAGLE-3 drafts call their first layer ``midlayer`` (models/llama_eagle3.py:339)."""
-    return name.removeprefix("language_model.").removeprefix("model.").replace("midlayer.", "layers.0.")
+    """The name of a weight without wrappers; EAGLE-3 drafts call their first layer ``midlayer``
+    (models/llama_eagle3.py:339).
+    """
+    return (
+        name.removeprefix("language_model.")
+        .removeprefix("model.")
+        .replace("midlayer.", "layers.0.")
+    )
 
 
 def read(folder: Path, field: str) -> ModelShape:
     """What the model in ``folder`` is; ``field`` is the profile's field that names it.
 
-    Raises: BadInput for a missing folder or config.json, a config without what every transformer has, or damaged weights.
+    Raises: BadInput for a missing folder or config.json, a config without what every transformer
+        has, or damaged weights.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise BadInput(field, f"{folder} is no folder", "give the folder of a model, with config.json and *.safetensors")
+        raise BadInput(
+            field,
+            f"{folder} is no folder",
+            "give the folder of a model, with config.json and *.safetensors",
+        )
     whole = _json(folder / "config.json", field)
     config = next((whole[key] for key in _TEXT_CONFIGS if isinstance(whole.get(key), dict)), whole)
-    get = lambda key, default=None: config.get(key, whole.get(key, default))  # noqa: E731
-    missing = [k for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size") if not get(k)]
+    get = lambda key, default=None: config.get(key, whole.get(key, default))
+    missing = [
+        k
+        for k in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "vocab_size",
+            "intermediate_size",
+        )
+        if not get(k)
+    ]
     architectures = whole.get("architectures") or config.get("architectures") or []
     if missing or not architectures:
-        raise BadInput(field, f"config.json has no {(missing or ['architectures'])[0]}", "give the folder of a transformer language model")
+        raise BadInput(
+            field,
+            f"config.json has no {(missing or ['architectures'])[0]}",
+            "give the folder of a transformer language model",
+        )
     try:
         tensors = tuple(t for path in weight_files(folder, field) for t in _header(path, field))
         return _shape(folder, field, str(architectures[0]), config, get, tensors)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise BadInput(field, f"config.json holds a value that cannot be used ({error})", "mend config.json") from None
+        raise BadInput(
+            field, f"config.json holds a value that cannot be used ({error})", "mend config.json"
+        ) from None
 
 
-def _shape(folder: Path, field: str, architecture: str, config: dict, get, tensors: tuple[Tensor, ...]) -> ModelShape:
+def _shape(
+    folder: Path, field: str, architecture: str, config: dict, get, tensors: tuple[Tensor, ...]
+) -> ModelShape:
     hidden, heads = int(get("hidden_size")), int(get("num_attention_heads"))
     rope = get("rope_parameters") or get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default")) or "default"
     # A stretched context counts only where the factor is not already in max_position_embeddings.
-    stretch = 1 if "original_max_position_embeddings" in rope or rope_type == "llama3" else rope.get("factor", 1)
+    stretch = (
+        1
+        if "original_max_position_embeddings" in rope or rope_type == "llama3"
+        else rope.get("factor", 1)
+    )
     context = next((int(stretch * config[k]) for k in _CONTEXT_KEYS if config.get(k)), 2048)
     return ModelShape(
-        field=field, folder=folder, architecture=architecture, config=config, hidden_size=hidden,
-        layers=int(get("num_hidden_layers")), heads=heads, kv_heads=int(get("num_key_value_heads") or heads),
-        head_dim=int(get("head_dim") or hidden // heads), intermediate_size=int(get("intermediate_size")),
-        vocab_size=int(get("vocab_size")), context=context, rope=str(rope_type),
+        field=field,
+        folder=folder,
+        architecture=architecture,
+        config=config,
+        hidden_size=hidden,
+        layers=int(get("num_hidden_layers")),
+        heads=heads,
+        kv_heads=int(get("num_key_value_heads") or heads),
+        head_dim=int(get("head_dim") or hidden // heads),
+        intermediate_size=int(get("intermediate_size")),
+        vocab_size=int(get("vocab_size")),
+        context=context,
+        rope=str(rope_type),
         tied=bool(get("tie_word_embeddings", False)),
         dtype=_DTYPES.get(str(get("dtype") or get("torch_dtype")).removeprefix("torch."), "F32"),
-        mla=_mla(get), experts=_experts(get), eagle=_eagle(get), quantization=get("quantization_config"), tensors=tensors)
+        mla=_mla(get),
+        experts=_experts(get),
+        eagle=_eagle(get),
+        quantization=get("quantization_config"),
+        tensors=tensors,
+    )
 
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "half": "F16", "float32": "F32", "float": "F32"}
@@ -169,27 +252,45 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "half": "F16", "float32": "F32"
 def _mla(get) -> Mla | None:
     if not get("kv_lora_rank"):
         return None
-    return Mla(int(get("kv_lora_rank")), int(get("qk_rope_head_dim")), int(get("qk_nope_head_dim")), int(get("v_head_dim")),
-               int(get("q_lora_rank")) if get("q_lora_rank") else None)
+    return Mla(
+        int(get("kv_lora_rank")),
+        int(get("qk_rope_head_dim")),
+        int(get("qk_nope_head_dim")),
+        int(get("v_head_dim")),
+        int(get("q_lora_rank")) if get("q_lora_rank") else None,
+    )
 
 
 def _experts(get) -> Experts | None:
     count = get("n_routed_experts") or get("num_experts") or get("num_local_experts")
     if not count:
         return None
-    return Experts(int(count), int(get("moe_intermediate_size") or get("intermediate_size")), int(get("n_shared_experts") or 0),
-                   int(get("first_k_dense_replace") or 0), int(get("moe_layer_freq") or 1))
+    return Experts(
+        int(count),
+        int(get("moe_intermediate_size") or get("intermediate_size")),
+        int(get("n_shared_experts") or 0),
+        int(get("first_k_dense_replace") or 0),
+        int(get("moe_layer_freq") or 1),
+    )
 
 
 def _eagle(get) -> Eagle:
     inner = get("eagle_config") or {}
-    ids, stray = inner.get("eagle_aux_hidden_state_layer_ids"), get("eagle_aux_hidden_state_layer_ids")
+    ids, stray = (
+        inner.get("eagle_aux_hidden_state_layer_ids"),
+        get("eagle_aux_hidden_state_layer_ids"),
+    )
     none = object()
     vocabulary = get("draft_vocab_size", none)
     target_hidden, count = get("target_hidden_size"), get("num_aux_hidden_states")
-    return Eagle(None if vocabulary is none else int(vocabulary or 0), int(target_hidden) if target_hidden else None,
-                 tuple(map(int, ids)) if ids is not None else None, tuple(map(int, stray)) if stray is not None else None,
-                 int(count) if count else None, bool(inner.get("use_aux_hidden_state", True)))
+    return Eagle(
+        None if vocabulary is none else int(vocabulary or 0),
+        int(target_hidden) if target_hidden else None,
+        tuple(map(int, ids)) if ids is not None else None,
+        tuple(map(int, stray)) if stray is not None else None,
+        int(count) if count else None,
+        bool(inner.get("use_aux_hidden_state", True)),
+    )
 
 
 def weight_files(folder: Path, field: str) -> list[Path]:
@@ -200,10 +301,16 @@ def weight_files(folder: Path, field: str) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return sorted(folder.glob("*.safetensors"))
-    files = [folder / name for name in sorted(set(_json(index, field).get("weight_map", {}).values()))]
+    files = [
+        folder / name for name in sorted(set(_json(index, field).get("weight_map", {}).values()))
+    ]
     for path in files:
         if not path.is_file():
-            raise BadInput(field, f"{path.name} is missing, which {index.name} names", "download the folder again")
+            raise BadInput(
+                field,
+                f"{path.name} is missing, which {index.name} names",
+                "download the folder again",
+            )
     return files
 
 
@@ -213,17 +320,26 @@ def _header(path: Path, field: str) -> list[Tensor]:
             slices = ((name, file.get_slice(name)) for name in file.keys())
             return [Tensor(name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices]
     except (SafetensorError, OSError) as error:
-        raise BadInput(field, f"{path.name} is damaged ({str(error).rstrip('.')})", "download or build it again") from None
+        raise BadInput(
+            field,
+            f"{path.name} is damaged ({str(error).rstrip('.')})",
+            "download or build it again",
+        ) from None
 
 
 def _json(path: Path, field: str) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
     except OSError:
-        raise BadInput(field, f"{path.parent} has no readable {path.name}", "give the folder of a model, with config.json and "
-                       "*.safetensors") from None
+        raise BadInput(
+            field,
+            f"{path.parent} has no readable {path.name}",
+            "give the folder of a model, with config.json and *.safetensors",
+        ) from None
     except ValueError:
-        raise BadInput(field, f"{path.name} is not valid JSON", "download or write it again") from None
+        raise BadInput(
+            field, f"{path.name} is not valid JSON", "download or write it again"
+        ) from None
     if not isinstance(data, dict):
         raise BadInput(field, f"{path.name} holds no fields", "download or write it again")
     return data

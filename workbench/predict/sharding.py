@@ -1,28 +1,38 @@
-"""Which weights a configuration implies, and how SGLang spreads each of them over the ranks of a tensor-parallel group."""
+"""Which weights a configuration implies, and how SGLang spreads each of them over the ranks of a
+tensor-parallel group.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from workbench.predict.model_shape import ITEM_BYTES, ModelShape, Tensor, canonical
 
-LLAMA_DRAFT = "LlamaForCausalLMEagle3"          # models/llama_eagle3.py:272
-MLA_DRAFT = "Eagle3DeepseekV2ForCausalLM"       # models/kimi_k25_eagle3.py:315
+LLAMA_DRAFT = "LlamaForCausalLMEagle3"  # models/llama_eagle3.py:272
+MLA_DRAFT = "Eagle3DeepseekV2ForCausalLM"  # models/kimi_k25_eagle3.py:315
 EAGLE3_DRAFTS = (LLAMA_DRAFT, MLA_DRAFT)
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-DEEPSEEK_LIKE = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration")
+DEEPSEEK_LIKE = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "KimiK25ForConditionalGeneration",
+)
 KNOWN = LLAMA_LIKE + DEEPSEEK_LIKE + EAGLE3_DRAFTS
 VOCABULARY = ("embed_tokens", "lm_head")
 VISION = ("vision_tower.", "mm_projector.")
-# Whole on every rank: norms, routers, the latent projections (deepseek_v2.py:2070, 2095), biases added after an all-reduce.
+# Whole on every rank: norms, routers, the latent projections (deepseek_v2.py:2070, 2095), biases
+# added after an all-reduce.
 _WHOLE = ("gate", "q_a_proj", "kv_a_proj_with_mqa")
 _ROW_PARALLEL = ("o_proj", "down_proj")
 
 
 def implied(shape: ModelShape) -> Iterator[Tensor]:
-    """The weights that config.json implies, by canonical name, in the configuration's dtype; biases and vision towers are left out.
+    """The weights that config.json implies, by canonical name, in the configuration's dtype; biases
+    and vision towers are left out.
 
-    Nothing for an architecture that is not KNOWN. Sources: models/llama.py:160, models/llama_eagle3.py:46,
-    models/deepseek_v2.py:2057 and :2785, models/kimi_k25_eagle3.py:62 (:230 for fc_norm) of SGLang 0.5.23.
+    Nothing for an architecture that is not KNOWN. Sources: models/llama.py:160,
+    models/llama_eagle3.py:46, models/deepseek_v2.py:2057 and :2785, models/kimi_k25_eagle3.py:62
+    (:230 for fc_norm) of SGLang 0.5.23.
     """
     if shape.architecture not in KNOWN:
         return
@@ -34,13 +44,21 @@ def implied(shape: ModelShape) -> Iterator[Tensor]:
         weights["lm_head"] = (head_rows(shape), hidden)
     if draft:
         weights["fc"] = (hidden, (shape.eagle.target_hidden_size or hidden) * aux_count(shape))
-        if shape.architecture == MLA_DRAFT and (shape.config.get("fc_norm") or shape.config.get("use_aux_norm")):
-            weights |= {f"fc_norm.{i}": (shape.eagle.target_hidden_size or hidden,) for i in range(aux_count(shape))}
+        if shape.architecture == MLA_DRAFT and (
+            shape.config.get("fc_norm") or shape.config.get("use_aux_norm")
+        ):
+            weights |= {
+                f"fc_norm.{i}": (shape.eagle.target_hidden_size or hidden,)
+                for i in range(aux_count(shape))
+            }
     for layer in range(shape.layers):
         # The draft's first layer reads the embedding beside the target's hidden states.
         wide = 2 * hidden if draft and layer == 0 else hidden
         inner = _latent_attention(shape, wide) if shape.mla else _attention(shape, wide)
-        inner |= {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)} | _feed_forward(shape, layer)
+        inner |= {
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+        } | _feed_forward(shape, layer)
         if draft:
             inner["hidden_norm"] = (hidden,)
         weights |= {f"layers.{layer}.{name}": size for name, size in inner.items()}
@@ -50,27 +68,55 @@ def implied(shape: ModelShape) -> Iterator[Tensor]:
 
 def _attention(shape: ModelShape, wide: int) -> dict[str, tuple[int, ...]]:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    return {"self_attn.q_proj": (queries, wide), "self_attn.k_proj": (keys, wide), "self_attn.v_proj": (keys, wide),
-            "self_attn.o_proj": (shape.hidden_size, queries)}
+    return {
+        "self_attn.q_proj": (queries, wide),
+        "self_attn.k_proj": (keys, wide),
+        "self_attn.v_proj": (keys, wide),
+        "self_attn.o_proj": (shape.hidden_size, queries),
+    }
 
 
 def _latent_attention(shape: ModelShape, wide: int) -> dict[str, tuple[int, ...]]:
-    mla, queries = shape.mla, shape.heads * (shape.mla.qk_nope_head_dim + shape.mla.qk_rope_head_dim)
-    query = {"self_attn.q_a_proj": (mla.q_lora_rank, wide), "self_attn.q_a_layernorm": (mla.q_lora_rank,),
-             "self_attn.q_b_proj": (queries, mla.q_lora_rank)} if mla.q_lora_rank else {"self_attn.q_proj": (queries, wide)}
+    mla, queries = (
+        shape.mla,
+        shape.heads * (shape.mla.qk_nope_head_dim + shape.mla.qk_rope_head_dim),
+    )
+    query = (
+        {
+            "self_attn.q_a_proj": (mla.q_lora_rank, wide),
+            "self_attn.q_a_layernorm": (mla.q_lora_rank,),
+            "self_attn.q_b_proj": (queries, mla.q_lora_rank),
+        }
+        if mla.q_lora_rank
+        else {"self_attn.q_proj": (queries, wide)}
+    )
     return query | {
-        "self_attn.kv_a_proj_with_mqa": (mla.kv_lora_rank + mla.qk_rope_head_dim, wide), "self_attn.kv_a_layernorm": (mla.kv_lora_rank,),
-        "self_attn.kv_b_proj": (shape.heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
-        "self_attn.o_proj": (shape.hidden_size, shape.heads * mla.v_head_dim)}
+        "self_attn.kv_a_proj_with_mqa": (mla.kv_lora_rank + mla.qk_rope_head_dim, wide),
+        "self_attn.kv_a_layernorm": (mla.kv_lora_rank,),
+        "self_attn.kv_b_proj": (
+            shape.heads * (mla.qk_nope_head_dim + mla.v_head_dim),
+            mla.kv_lora_rank,
+        ),
+        "self_attn.o_proj": (shape.hidden_size, shape.heads * mla.v_head_dim),
+    }
 
 
 def _feed_forward(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     experts, hidden = shape.experts, shape.hidden_size
 
     def mlp(prefix: str, wide: int) -> dict[str, tuple[int, ...]]:
-        return {f"{prefix}.gate_proj": (wide, hidden), f"{prefix}.up_proj": (wide, hidden), f"{prefix}.down_proj": (hidden, wide)}
+        return {
+            f"{prefix}.gate_proj": (wide, hidden),
+            f"{prefix}.up_proj": (wide, hidden),
+            f"{prefix}.down_proj": (hidden, wide),
+        }
 
-    if shape.architecture not in DEEPSEEK_LIKE or not experts or layer < experts.first_layer or layer % experts.every:
+    if (
+        shape.architecture not in DEEPSEEK_LIKE
+        or not experts
+        or layer < experts.first_layer
+        or layer % experts.every
+    ):
         return mlp("mlp", shape.intermediate_size)
     sparse = {"mlp.gate": (experts.count, hidden)}
     if shape.config.get("topk_method") == "noaux_tc":
@@ -83,18 +129,26 @@ def _feed_forward(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
 
 
 def aux_count(draft: ModelShape) -> int:
-    """How many of the target's layers the draft's fc joins (models/llama_eagle3.py:157, kimi_k25_eagle3.py:48)."""
-    ids = draft.eagle.aux_layers or (draft.eagle.stray_aux_layers if draft.architecture == MLA_DRAFT else None)
+    """How many of the target's layers the draft's fc joins (models/llama_eagle3.py:157,
+    kimi_k25_eagle3.py:48).
+    """
+    ids = draft.eagle.aux_layers or (
+        draft.eagle.stray_aux_layers if draft.architecture == MLA_DRAFT else None
+    )
     return draft.eagle.num_aux_hidden_states or (len(ids) if ids else 3)
 
 
 def keeps_embedding(draft: ModelShape) -> bool:
-    """Whether a draft embeds tokens itself; otherwise SGLang gives it the target's embedding (models/llama.py:911)."""
+    """Whether a draft embeds tokens itself; otherwise SGLang gives it the target's embedding
+    (models/llama.py:911).
+    """
     return (draft.eagle.target_hidden_size or draft.hidden_size) != draft.hidden_size
 
 
 def takes_head(draft: ModelShape) -> bool:
-    """Whether a draft predicts with the target's head: draft_vocab_size is null (models/llama_eagle3.py:306)."""
+    """Whether a draft predicts with the target's head: draft_vocab_size is null
+    (models/llama_eagle3.py:306).
+    """
     return not draft.tied and not draft.eagle.draft_vocab_size
 
 
@@ -104,7 +158,9 @@ def head_rows(shape: ModelShape) -> int:
 
 
 def padded_rows(vocabulary: int, ranks: int) -> int:
-    """Rows of a vocabulary table on a rank: padded to 64, or to 64 x ranks where that does not divide (vocab_parallel_embedding.py:273)."""
+    """Rows of a vocabulary table on a rank: padded to 64, or to 64 x ranks where that does not
+    divide (vocab_parallel_embedding.py:273).
+    """
     unit = 64
     if -(-vocabulary // unit) * unit % ranks:
         unit *= ranks
@@ -112,23 +168,38 @@ def padded_rows(vocabulary: int, ranks: int) -> int:
 
 
 def kv_heads_a_rank(shape: ModelShape, ranks: int) -> int:
-    """KV heads on one rank; with fewer heads than ranks each rank keeps one, replicated (configs/model_config.py:1711)."""
+    """KV heads on one rank; with fewer heads than ranks each rank keeps one, replicated
+    (configs/model_config.py:1711).
+    """
     return max(1, shape.kv_heads // ranks)
 
 
 def rank_elements(shape: ModelShape, tensor: Tensor, ranks: int, unit: int = 1) -> float:
-    """How many values of a stored tensor one rank of a group of ``ranks`` keeps; intermediate sizes are padded to multiples of ``unit``.
+    """How many values of a stored tensor one rank of a group of ``ranks`` keeps; intermediate sizes
+    are padded to multiples of ``unit``.
 
-    Column- and row-parallel layers keep 1/ranks, vocabulary tables their padded share, K and V whole heads, and MLA's kv_b_proj a
-    second copy, split and transposed (deepseek_weight_loader.py:762).
+    Column- and row-parallel layers keep 1/ranks, vocabulary tables their padded share, K and V
+    whole heads, and MLA's kv_b_proj a second copy, split and transposed
+    (deepseek_weight_loader.py:762).
     """
     name = canonical(tensor.name)
-    module, leaf = (name.split(".")[-2:] if "." in name else ("", name))
+    module, leaf = name.split(".")[-2:] if "." in name else ("", name)
     if module in VOCABULARY:
         return padded_rows(tensor.shape[0], ranks) * tensor.elements / tensor.shape[0]
-    if name.startswith(VISION) or len(tensor.shape) < 1 or "norm" in name or module in _WHOLE or leaf == "d2t":
+    if (
+        name.startswith(VISION)
+        or len(tensor.shape) < 1
+        or "norm" in name
+        or module in _WHOLE
+        or leaf == "d2t"
+    ):
         return tensor.elements
-    if module == "fc" and shape.architecture != MLA_DRAFT or leaf == "bias" and module in _ROW_PARALLEL:
+    if (
+        module == "fc"
+        and shape.architecture != MLA_DRAFT
+        or leaf == "bias"
+        and module in _ROW_PARALLEL
+    ):
         return tensor.elements
     if module in ("k_proj", "v_proj"):
         return tensor.elements * kv_heads_a_rank(shape, ranks) / shape.kv_heads
@@ -141,13 +212,21 @@ def rank_elements(shape: ModelShape, tensor: Tensor, ranks: int, unit: int = 1) 
 
 
 def rank_bytes(shape: ModelShape, tensor: Tensor, ranks: int, dtype: str, unit: int = 1) -> float:
-    """Bytes of a stored tensor on one rank, served in ``dtype``: plain weights are converted, quantised ones and their scales are not."""
-    plain = tensor.dtype in ("F64", "F32", "BF16", "F16") and tensor.name.endswith((".weight", ".bias"))
-    return rank_elements(shape, tensor, ranks, unit) * ITEM_BYTES.get(dtype if plain else tensor.dtype, 1)
+    """Bytes of a stored tensor on one rank, served in ``dtype``: plain weights are converted,
+    quantised ones and their scales are not.
+    """
+    plain = tensor.dtype in ("F64", "F32", "BF16", "F16") and tensor.name.endswith(
+        (".weight", ".bias")
+    )
+    return rank_elements(shape, tensor, ranks, unit) * ITEM_BYTES.get(
+        dtype if plain else tensor.dtype, 1
+    )
 
 
 def is_served(shape: ModelShape, tensor: Tensor) -> bool:
-    """Whether SGLang keeps this tensor of a checkpoint: not t2d, not a tied or borrowed table, not the layers of a bundled MTP head."""
+    """Whether SGLang keeps this tensor of a checkpoint: not t2d, not a tied or borrowed table, not
+    the layers of a bundled MTP head.
+    """
     name = canonical(tensor.name)
     draft = shape.architecture in EAGLE3_DRAFTS
     if name == "t2d" or name.startswith("lm_head.") and (shape.tied or draft and takes_head(shape)):

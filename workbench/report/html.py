@@ -1,4 +1,7 @@
-"""What the HTML pages are made of: tables for people, charts as SVG in two widths, downloads inside the page, templates that escape."""
+"""What the HTML pages are made of: tables for people, charts as SVG in two widths, downloads inside
+the page, templates that escape.
+"""
+
 from __future__ import annotations
 
 import base64
@@ -13,13 +16,20 @@ from markupsafe import Markup
 
 from workbench.report import charts, tables
 
-_TEMPLATES = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
-                         trim_blocks=True, lstrip_blocks=True)
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart with the sentence that says how to read it, drawn twice: for a page and for a phone."""
+    """One chart with the sentence that says how to read it, drawn twice: for a page and for a
+    phone.
+    """
 
     title: str
     caption: str
@@ -49,7 +59,11 @@ def render(template: str, **content: Any) -> str:
 
 
 def figure(title: str, caption: str, chart: Callable[[int], charts.alt.TopLevelMixin]) -> Figure:
-    return Figure(title, caption.strip(), *(Markup(charts.svg(chart(width))) for width in (charts.WIDE, charts.NARROW)))
+    return Figure(
+        title,
+        caption.strip(),
+        *(Markup(charts.svg(chart(width))) for width in (charts.WIDE, charts.NARROW)),
+    )
 
 
 def table(frame: pd.DataFrame) -> Table:
@@ -57,14 +71,29 @@ def table(frame: pd.DataFrame) -> Table:
     columns = []
     for heading in frame.columns:
         name, _, unit = heading.partition(" (")
-        columns.append((name, unit.rstrip(")"), any(pd.notna(tables.number(cell)) for cell in frame[heading].tolist())))
+        columns.append(
+            (
+                name,
+                unit.rstrip(")"),
+                any(pd.notna(tables.number(cell)) for cell in frame[heading].tolist()),
+            )
+        )
     return Table(tuple(columns), tuple(words.itertuples(index=False, name=None)))
 
 
 def download(name: str, about: str, content: bytes) -> Download:
     """A file that the page itself holds."""
-    return Download(name, about, size(content), "data:application/octet-stream;base64," + base64.b64encode(content).decode())
+    return Download(
+        name,
+        about,
+        size(content),
+        "data:application/octet-stream;base64," + base64.b64encode(content).decode(),
+    )
 
 
 def size(content: bytes) -> str:
-    return f"{len(content) / 1e6:.1f} MB" if len(content) >= 1e6 else f"{max(1, round(len(content) / 1e3))} kB"
+    return (
+        f"{len(content) / 1e6:.1f} MB"
+        if len(content) >= 1e6
+        else f"{max(1, round(len(content) / 1e3))} kB"
+    )

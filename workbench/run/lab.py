@@ -1,4 +1,5 @@
 """The lab of one run: its folder, its log, and the loop that measures planned blocks."""
+
 from __future__ import annotations
 
 import json
@@ -14,30 +15,34 @@ from pathlib import Path
 from typing import Any
 
 from workbench.experiment import plans, runlog
-from workbench.judge import stopping, verdict
-from workbench.predict import preflight
-from workbench.run import provenance, recording
-from workbench.serving import gpus, gpu_locks
-from workbench.serving import server as servers
 from workbench.experiment.arms import Arm
 from workbench.experiment.checks import Check
 from workbench.experiment.errors import BadInput, ServerFailed
 from workbench.experiment.plans import Task
-from workbench.serving.pool import Pool
 from workbench.experiment.profile import Profile, load
-from workbench.run.ticket import Progress, tell_progress
 from workbench.experiment.runlog import Block, Failure, Finding, Line, RunLog, now
+from workbench.judge import stopping, verdict
+from workbench.predict import preflight
+from workbench.run import provenance, recording
+from workbench.run.ticket import Progress, tell_progress
+from workbench.serving import gpu_locks, gpus
+from workbench.serving import server as servers
+from workbench.serving.pool import Pool
 
 log = logging.getLogger(__name__)
-GIVEN_BACK_WITHIN_S, GIVEN_BACK_BYTES = 30, 64 << 20     # a driver frees a process's memory a moment after its end
-NARRATED = "· "        # marks progress among a notebook's other output, for a terminal that replays it
+GIVEN_BACK_WITHIN_S, GIVEN_BACK_BYTES = (
+    30,
+    64 << 20,
+)  # a driver frees a process's memory a moment after its end
+NARRATED = "· "  # marks progress among a notebook's other output, for a terminal that replays it
 
 
 @dataclass(frozen=True)
 class Lab:
     """One run: a profile and the folder that everything measured under it is written to.
 
-    The replay of a recording is a run too, to which nothing is added: no server starts, no finding is computed where one is kept.
+    The replay of a recording is a run too, to which nothing is added: no server starts, no finding
+    is computed where one is kept.
     """
 
     profile: Profile
@@ -50,7 +55,9 @@ class Lab:
 
     @property
     def recording(self) -> str | None:
-        """The name of the recording that this is a replay of; None for a run that was measured here."""
+        """The name of the recording that this is a replay of; None for a run that was measured
+        here.
+        """
         return self.provenance.get("recording")
 
     @property
@@ -60,11 +67,17 @@ class Lab:
     @property
     def verdict(self) -> verdict.Verdict:
         """The verdict of what is in the log now."""
-        return verdict.judge(self.profile, self.records, "recorded" if self.recording else "live", self.profile.plan.resolution)
+        return verdict.judge(
+            self.profile,
+            self.records,
+            "recorded" if self.recording else "live",
+            self.profile.plan.resolution,
+        )
 
     @cached_property
     def prompts(self) -> Sequence[Mapping[str, Any]]:
-        """The workload's prompts: held-out text from a file, or random ids of the target's vocabulary (never for accept claims).
+        """The workload's prompts: held-out text from a file, or random ids of the target's
+        vocabulary (never for accept claims).
 
         Raises: BadInput when they cannot be read.
         """
@@ -73,11 +86,23 @@ class Lab:
         try:
             if self.profile.workload.prompts != "random":
                 return json.loads(Path(self.profile.workload.prompts).read_text())
-            size = json.loads((self.profile.pair.target / "config.json").read_text()).get("vocab_size", 1000)
+            size = json.loads((self.profile.pair.target / "config.json").read_text()).get(
+                "vocab_size", 1000
+            )
             rng = random.Random(self.profile.plan.seed)
-            return [{"id": f"random-{n}", "input_ids": [rng.randrange(3, size) for _ in range(rng.randrange(16, 65))]} for n in range(256)]
+            return [
+                {
+                    "id": f"random-{n}",
+                    "input_ids": [rng.randrange(3, size) for _ in range(rng.randrange(16, 65))],
+                }
+                for n in range(256)
+            ]
         except OSError as error:
-            raise BadInput("workload.prompts", f"cannot be read ({error.strerror})", 'give a JSON file of {"id", "input_ids"}, or random') from None
+            raise BadInput(
+                "workload.prompts",
+                f"cannot be read ({error.strerror})",
+                'give a JSON file of {"id", "input_ids"}, or random',
+            ) from None
 
     @property
     def longest_prompt(self) -> int:
@@ -85,7 +110,9 @@ class Lab:
         return max((len(prompt["input_ids"]) for prompt in self.prompts), default=0)
 
     def preflight(self) -> list[Check]:
-        """The preflight of this profile, kept in the log; of a recording the one that it was measured under, empty where none was kept."""
+        """The preflight of this profile, kept in the log; of a recording the one that it was
+        measured under, empty where none was kept.
+        """
         if self.recording:
             return [Check(**check) for check in self.finding("preflight") or ()]
         found = preflight.check(self.profile)
@@ -93,8 +120,17 @@ class Lab:
         return found
 
     def find(self, experiment: str, name: str, value: Any) -> Any:
-        """Keep a notebook's computed answer in the log, once; returns what the log holds. Nothing is added to a recording."""
-        kept = next((r for r in self.records if isinstance(r, Finding) and (r.experiment, r.name) == (experiment, name)), None)
+        """Keep a notebook's computed answer in the log, once; returns what the log holds. Nothing
+        is added to a recording.
+        """
+        kept = next(
+            (
+                r
+                for r in self.records
+                if isinstance(r, Finding) and (r.experiment, r.name) == (experiment, name)
+            ),
+            None,
+        )
         if kept is not None:
             return kept.value
         if not self.recording:
@@ -104,57 +140,122 @@ class Lab:
 
     def finding(self, name: str) -> Any:
         """The value of a finding; None when no notebook has found it."""
-        return next((r.value for r in self.records if isinstance(r, Finding) and r.name == name), None)
+        return next(
+            (r.value for r in self.records if isinstance(r, Finding) and r.name == name), None
+        )
 
     def measure(self, plan: Sequence[Task] | Callable[[Sequence[Line]], Sequence[Task]]) -> None:
         """Run the planned blocks that are not in the log yet, each on a server that serves its arm.
 
-        plan: tasks, or a function that gives all those that the log has decided on; it is asked again when they are done, until it gives
-            no more. A function of the log alone decides the same in a resumed run.
-        Raises: BadInput from the preflight, or while another run holds the GPUs; ServerFailed when a server does not start, hangs or dies:
-            what was measured stays in the log, and so does the failure; WorkbenchError when a recording does not hold the experiment's
-            blocks. Where the server of an optional task fails, its arms are left out instead; with ``plan.on_failure: go_on`` so is any arm
-            that fails (all arms of a server that does not start), unless nothing is measured then.
+        plan: tasks, or a function that gives all those that the log has decided on; it is asked
+            again when they are done, until it gives no more. A function of the log alone decides
+            the same in a resumed run.
+        Raises: BadInput from the preflight, or while another run holds the GPUs; ServerFailed when
+            a server does not start, hangs or dies: what was measured stays in the log, and so does
+            the failure; WorkbenchError when a recording does not hold the experiment's blocks.
+            Where the server of an optional task fails, its arms are left out instead; with
+            ``plan.on_failure: go_on`` so is any arm that fails (all arms of a server that does not
+            start), unless nothing is measured then.
         """
         decide = plan if callable(plan) else lambda _: plan
         if self.recording:
-            for experiment in dict.fromkeys(task.planned.experiment for task in decide(self.records)):
-                recording.refuse_absent(self.recording, self.provenance["blocks"], self.records, experiment)
+            for experiment in dict.fromkeys(
+                task.planned.experiment for task in decide(self.records)
+            ):
+                recording.refuse_absent(
+                    self.recording, self.provenance["blocks"], self.records, experiment
+                )
             return
         if not self.left(tasks := decide(self.records)):
             return
         rule = None if callable(plan) else stopping.rule(self.profile, tasks)
-        preflight.refuse(preflight.check(self.profile, [Arm.parse(name) for name in dict.fromkeys(task.planned.arm for task in tasks)]))
+        preflight.refuse(
+            preflight.check(
+                self.profile,
+                [Arm.parse(name) for name in dict.fromkeys(task.planned.arm for task in tasks)],
+            )
+        )
         if rule:
-            self.find(rule.experiment, stopping.CHECKPOINTS, {"looks": list(rule.checkpoints.looks)})
-        with gpu_locks.held(self.profile, self.folder) as held, servers.imported_once(self.profile), RunLog(self.folder / "runs.jsonl") as file, \
-                _gpus_given_back(self.profile, file), Pool(self.profile, self.prompts, self.folder, file, held) as pool:
+            self.find(
+                rule.experiment, stopping.CHECKPOINTS, {"looks": list(rule.checkpoints.looks)}
+            )
+        with (
+            gpu_locks.held(self.profile, self.folder) as held,
+            servers.imported_once(self.profile),
+            RunLog(self.folder / "runs.jsonl") as file,
+            _gpus_given_back(self.profile, file),
+            Pool(self.profile, self.prompts, self.folder, file, held) as pool,
+        ):
             while left := self.left(tasks := decide(self.records)):
                 pool.plan(tasks, [task for _, task in left])
                 if not self._measure(pool, file, left, tasks, rule):
                     break
-            if pool.failed and not any(isinstance(r, Block) and r.role == "measure" and r.experiment == tasks[0].planned.experiment
-                                        for r in self.records):
+            if pool.failed and not any(
+                isinstance(r, Block)
+                and r.role == "measure"
+                and r.experiment == tasks[0].planned.experiment
+                for r in self.records
+            ):
                 raise pool.failed
 
-    def _measure(self, pool: Pool, file: RunLog, left: Sequence[tuple[int, Task]], tasks: Sequence[Task], rule: stopping.Rule | None) -> bool:
-        """Run what is left of these tasks; whether the plan is to be asked again. Raises: ServerFailed."""
-        before, old = self.records, len(file.added)         # read once: a long log takes longer to read than a block to run
+    def _measure(
+        self,
+        pool: Pool,
+        file: RunLog,
+        left: Sequence[tuple[int, Task]],
+        tasks: Sequence[Task],
+        rule: stopping.Rule | None,
+    ) -> bool:
+        """Run what is left of these tasks; whether the plan is to be asked again. Raises:
+        ServerFailed.
+        """
+        before, old = (
+            self.records,
+            len(file.added),
+        )  # read once: a long log takes longer to read than a block to run
         for place, (index, task) in enumerate(left):
             known = [*before, *file.added[old:]]
-            why = rule.ends(known, task) if rule else "seconds" if stopping.overspent(self.profile, known, tasks, task) else None
+            why = (
+                rule.ends(known, task)
+                if rule
+                else "seconds"
+                if stopping.overspent(self.profile, known, tasks, task)
+                else None
+            )
             if why:
                 about = rule.experiment if rule else task.planned.experiment
-                if not any(isinstance(r, Finding) and (r.experiment, r.name) == (about, stopping.STOPPED) for r in known):
-                    file.append(Finding(experiment=about, name=stopping.STOPPED, time=now(), value={"why": why, "blocks_left": len(left) - place}))
+                if not any(
+                    isinstance(r, Finding) and (r.experiment, r.name) == (about, stopping.STOPPED)
+                    for r in known
+                ):
+                    file.append(
+                        Finding(
+                            experiment=about,
+                            name=stopping.STOPPED,
+                            time=now(),
+                            value={"why": why, "blocks_left": len(left) - place},
+                        )
+                    )
                 if rule is None:
                     return False
                 continue
             rest = [task for _, task in left[place:]]
-            at = Progress(task.planned.experiment, len(tasks) - len(left) + place + 1, len(tasks), task.planned.arm,
-                          plans.left_s(known, rest, pool.starts_left(rest)))
+            at = Progress(
+                task.planned.experiment,
+                len(tasks) - len(left) + place + 1,
+                len(tasks),
+                task.planned.arm,
+                plans.left_s(known, rest, pool.starts_left(rest)),
+            )
             tell_progress(self.folder, at)
-            log.info("%s: block %d of %d on %s%s", at.experiment, at.block, at.of, at.arm, plans.left_words(at.left_s))
+            log.info(
+                "%s: block %d of %d on %s%s",
+                at.experiment,
+                at.block,
+                at.of,
+                at.arm,
+                plans.left_words(at.left_s),
+            )
             try:
                 pool.run(index, task)
             except ServerFailed as failure:
@@ -168,46 +269,96 @@ class Lab:
         last = next((r for r in reversed(self.records) if isinstance(r, Block)), None)
         if last is not None and not self.recording:
             with RunLog(self.folder / "runs.jsonl") as file:
-                file.append(Failure(experiment=last.experiment, arm=last.arm, time=now(), what="stopped", reason=f"stopped {why}"))
+                file.append(
+                    Failure(
+                        experiment=last.experiment,
+                        arm=last.arm,
+                        time=now(),
+                        what="stopped",
+                        reason=f"stopped {why}",
+                    )
+                )
 
     def left(self, tasks: Sequence[Task]) -> list[tuple[int, Task]]:
-        """The tasks that are not in the log, each with its number; without those of arms that the run goes on without."""
+        """The tasks that are not in the log, each with its number; without those of arms that the
+        run goes on without.
+        """
         records = self.records
         done = {(r.experiment, r.block) for r in records if isinstance(r, Block)}
-        out = {(r.experiment, r.arm) for r in records if isinstance(r, Failure)
-               and (r.what == "setting" or self.profile.plan.on_failure == "go_on" and r.what != "stopped")}
-        return [(number, task) for number, task in plans.numbered(tasks) if (task.planned.experiment, number) not in done
-                and (task.planned.experiment, task.planned.arm) not in out]
+        out = {
+            (r.experiment, r.arm)
+            for r in records
+            if isinstance(r, Failure)
+            and (
+                r.what == "setting"
+                or self.profile.plan.on_failure == "go_on"
+                and r.what != "stopped"
+            )
+        }
+        return [
+            (number, task)
+            for number, task in plans.numbered(tasks)
+            if (task.planned.experiment, number) not in done
+            and (task.planned.experiment, task.planned.arm) not in out
+        ]
 
 
-def open_lab(profile: str | Path, folder: str | Path, changes: Mapping[str, Any] | None = None, command: Sequence[str] = ()) -> Lab:
-    """The lab of a run's folder; made, with its provenance, when it is not there yet. command: what the person typed.
+def open_lab(
+    profile: str | Path,
+    folder: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    command: Sequence[str] = (),
+) -> Lab:
+    """The lab of a run's folder; made, with its provenance, when it is not there yet. command: what
+    the person typed.
 
     profile: a name or a file, or ``recorded:NAME``, which lays the recording out in the folder.
-    Raises: BadInput for a bad profile or change, or when the folder holds a run under another profile.
+    Raises: BadInput for a bad profile or change, or when the folder holds a run under another
+        profile.
     """
     _narrate()
     path = Path(folder)
     if str(profile).startswith(recording.PREFIX):
         if changes:
-            raise BadInput("-p", "changes a setting that was recorded", "leave it out, or replay a profile instead of a recording")
+            raise BadInput(
+                "-p",
+                "changes a setting that was recorded",
+                "leave it out, or replay a profile instead of a recording",
+            )
         recording.lay_out(str(profile).removeprefix(recording.PREFIX), path)
         profile = path / "profile.json"
     chosen = load(profile, dict(changes or {}))
     kept = path / "profile.json"
     if kept.exists():
-        if Profile.model_validate_json(kept.read_text()) != chosen:          # a field that came later has its default in an older run
-            raise BadInput("out", f"{path.name} holds a run under another profile or other parameters", "give another --out or the same ones")
+        if (
+            Profile.model_validate_json(kept.read_text()) != chosen
+        ):  # a field that came later has its default in an older run
+            raise BadInput(
+                "out",
+                f"{path.name} holds a run under another profile or other parameters",
+                "give another --out or the same ones",
+            )
     else:
         try:
             path.mkdir(parents=True, exist_ok=True)
-            (path / "provenance.json").write_text(json.dumps(provenance.collect(chosen, command), indent=1))
+            (path / "provenance.json").write_text(
+                json.dumps(provenance.collect(chosen, command), indent=1)
+            )
             kept.write_text(chosen.model_dump_json(indent=1))
         except OSError as error:
-            raise BadInput("out", f"{path.name} cannot be written ({error.strerror})", "give a writable folder with --out") from None
+            raise BadInput(
+                "out",
+                f"{path.name} cannot be written ({error.strerror})",
+                "give a writable folder with --out",
+            ) from None
     found = Lab(chosen, path)
     if found.recording:
-        log.info("%s%s: %s Nothing is measured here.", recording.PREFIX, found.recording, provenance.sentence(found.provenance))
+        log.info(
+            "%s%s: %s Nothing is measured here.",
+            recording.PREFIX,
+            found.recording,
+            provenance.sentence(found.provenance),
+        )
     return found
 
 
@@ -218,12 +369,18 @@ def reopen(folder: Path) -> Lab:
     """
     kept = Path(folder) / "profile.json"
     if not kept.exists():
-        raise BadInput("DIR", f"{Path(folder).name} holds no run", "give the folder of a replay, e.g. one under outputs/")
+        raise BadInput(
+            "DIR",
+            f"{Path(folder).name} holds no run",
+            "give the folder of a replay, e.g. one under outputs/",
+        )
     return Lab(Profile.model_validate_json(kept.read_text()), Path(folder))
 
 
 def _narrate() -> None:
-    """Progress as text in a notebook, whose kernel shows nothing below a warning; a program that set up its logging keeps it."""
+    """Progress as text in a notebook, whose kernel shows nothing below a warning; a program that
+    set up its logging keeps it.
+    """
     ours = logging.getLogger("workbench")
     if not ours.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stdout)
@@ -234,7 +391,9 @@ def _narrate() -> None:
 
 @contextmanager
 def _gpus_given_back(profile: Profile, file: RunLog) -> Iterator[None]:
-    """Write down each GPU's free memory before the first server and after the last: workers that outlive a server keep theirs."""
+    """Write down each GPU's free memory before the first server and after the last: workers that
+    outlive a server keep theirs.
+    """
     before = [gpu.free for gpu in gpus.ours(profile)]
     try:
         yield
@@ -246,5 +405,17 @@ def _gpus_given_back(profile: Profile, file: RunLog) -> Iterator[None]:
                 back = all(free >= was - GIVEN_BACK_BYTES for was, free in zip(before, after))
                 time.sleep(0 if back else 1)
             if not back:
-                log.warning("the GPUs have %s bytes free where %s were before: something of this run is left on them", after, before)
-            file.append(Finding(experiment="gpus", name="memory", time=now(), value={"free_before": before, "free_after": after, "given_back": back}))
+                log.warning(
+                    "the GPUs have %s bytes free where %s were before: something of this run is"
+                    " left on them",
+                    after,
+                    before,
+                )
+            file.append(
+                Finding(
+                    experiment="gpus",
+                    name="memory",
+                    time=now(),
+                    value={"free_before": before, "free_after": after, "given_back": back},
+                )
+            )

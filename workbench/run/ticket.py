@@ -1,4 +1,7 @@
-"""Which replay is at work on a run's folder: a ticket in it, so that no second one starts there and a reopened notebook finds it."""
+"""Which replay is at work on a run's folder: a ticket in it, so that no second one starts there and
+a reopened notebook finds it.
+"""
+
 from __future__ import annotations
 
 import fcntl
@@ -18,8 +21,10 @@ TICKET, PROGRESS, LOG = "process.json", "progress.json", "replay.log"
 
 @dataclass(frozen=True)
 class Ticket:
-    """A replay on a folder. started: clock ticks from boot to its start (field 22 of /proc/PID/stat), which tell it from a later process of the
-    same number. notebook: at work; place, of: its number among how many. ended: exit status, None while it runs."""
+    """A replay on a folder. started: clock ticks from boot to its start (field 22 of
+    /proc/PID/stat), which tell it from a later process of the same number. notebook: at work;
+    place, of: its number among how many. ended: exit status, None while it runs.
+    """
 
     pid: int
     started: int
@@ -35,7 +40,8 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the measuring of an experiment is, kept by whichever process measures: the block at work, of how many, on which arm.
+    """How far the measuring of an experiment is, kept by whichever process measures: the block at
+    work, of how many, on which arm.
 
     left_s: seconds that the rest is expected to take; None where that is not known yet.
     """
@@ -68,7 +74,7 @@ def progress(folder: Path) -> Progress | None:
 
 
 def tell_progress(folder: Path, at: Progress) -> None:
-    """Keep how far the measuring is, for whoever watches; a reader sees the last one or this one."""
+    """Keep how far the measuring is, for whoever watches; a reader sees one whole record."""
     _write(folder / PROGRESS, at)
 
 
@@ -87,8 +93,14 @@ def _write(path: Path, record: Ticket | Progress) -> None:
 
 
 def alive(outputs: Path) -> Path | None:
-    """The folder under ``outputs`` that a replay is at work on, the newest of several; None where there is none."""
-    found = [path.parent for path in outputs.glob(f"*/{TICKET}") if (ticket := read(path.parent)) and ticket.alive]
+    """The folder under ``outputs`` that a replay is at work on, the newest of several; None where
+    there is none.
+    """
+    found = [
+        path.parent
+        for path in outputs.glob(f"*/{TICKET}")
+        if (ticket := read(path.parent)) and ticket.alive
+    ]
     return max(found, key=lambda folder: (folder / TICKET).stat().st_mtime, default=None)
 
 
@@ -114,7 +126,11 @@ class Claim:
         with one_at_a_time(self.folder):
             there = read(self.folder)
             if there and there.alive and there.pid != os.getpid():
-                raise BadInput("out", f"{self.folder.name} is being measured by process {there.pid}", "wait for its end, or stop it first")
+                raise BadInput(
+                    "out",
+                    f"{self.folder.name} is being measured by process {there.pid}",
+                    "wait for its end, or stop it first",
+                )
             self.ticket = of_process(os.getpid())
             (self.folder / PROGRESS).unlink(missing_ok=True)
             write(self.folder, self.ticket)
@@ -128,7 +144,10 @@ class Claim:
         self.ticket = replace(self.ticket, ended=status)
 
     def __exit__(self, *error: object) -> None:
-        write(self.folder, self.ticket if self.ticket.ended is not None else replace(self.ticket, ended=1))
+        write(
+            self.folder,
+            self.ticket if self.ticket.ended is not None else replace(self.ticket, ended=1),
+        )
 
 
 def _ticks(pid: int) -> int:

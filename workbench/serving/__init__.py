@@ -1,1 +1,3 @@
-"""Processes: SGLang servers started, reached, measured and ended; the GPUs they take; what their logs say."""
+"""Processes: SGLang servers started, reached, measured and ended; the GPUs they take; what their
+logs say.
+"""

@@ -1,8 +1,11 @@
-"""SGLang imported once for many CPU servers: the keeper of each, and the server itself, are forked from a process that has imported it.
+"""SGLang imported once for many CPU servers: the keeper of each, and the server itself, are forked
+from a process that has imported it.
 
-An import takes ten seconds of a core, more than all else that starting a CPU server takes. CUDA does not survive a fork, so on GPUs each server
-is a program of its own, as it is here where there is no nursery. One ends with its owner, and what it forked ends with it.
+An import takes ten seconds of a core, more than all else that starting a CPU server takes. CUDA
+does not survive a fork, so on GPUs each server is a program of its own, as it is here where there
+is no nursery. One ends with its owner, and what it forked ends with it.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -26,16 +29,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workbench.serving import supervisor
 from workbench.engine import orders
+from workbench.serving import supervisor
 
-VARIABLE = "DRAFT_TP_NURSERY"       # its address, for the processes that its owner starts
+VARIABLE = "DRAFT_TP_NURSERY"  # its address, for the processes that its owner starts
 _IMPORTS = ("sglang.launch_server", "sglang.srt.entrypoints.http_server")
 _SERVER = ["-m", "sglang.launch_server"]
-_NAMELESS = "-" * 12                # as long as a server's identity, which takes its place
-# What a server reads when it starts, not when it is imported: orders, a rank's cores (srt/utils/numa_utils.py:459), and Gloo's own.
-_OF_ONE_SERVER, _OF_A_GROUP = {orders.VARIABLE, orders.SHARED_MEMORY, "SGLANG_CPU_OMP_THREADS_BIND"}, "GLOO_"
-_ROOM = 8192                        # characters of a forked process's command line
+_NAMELESS = "-" * 12  # as long as a server's identity, which takes its place
+# What a server reads when it starts, not when it is imported: orders, a rank's cores
+# (srt/utils/numa_utils.py:459), and Gloo's own.
+_OF_ONE_SERVER, _OF_A_GROUP = (
+    {
+        orders.VARIABLE,
+        orders.SHARED_MEMORY,
+        "SGLANG_CPU_OMP_THREADS_BIND",
+    },
+    "GLOO_",
+)
+_ROOM = 8192  # characters of a forked process's command line
 _MESSAGE = 1 << 18
 
 
@@ -81,7 +92,8 @@ class Kept:
 
 @contextmanager
 def owned(environment: Mapping[str, str]) -> Iterator[None]:
-    """A nursery for this process and those that it starts; what it imports is imported in the background. environment: of a CPU server.
+    """A nursery for this process and those that it starts; what it imports is imported in the
+    background. environment: of a CPU server.
 
     Inside another one's nothing is started: that one serves.
     """
@@ -98,20 +110,30 @@ def owned(environment: Mapping[str, str]) -> Iterator[None]:
 def keep(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Kept | None:
     """Fork a keeper; None where there is no nursery that could.
 
-    command: of ``python -m workbench.serving.supervisor``; environment: what it is to have beside this process's. SGLang reads much of it while it is
-    imported, so a nursery that was started with other values refuses.
+    command: of ``python -m workbench.serving.supervisor``.
+    environment: what it is to have beside this process's. SGLang reads much of it while it is
+        imported, so a nursery that was started with other values refuses.
     """
     if not (name := os.environ.get(VARIABLE)):
         return None
-    connection, (stdin, control), (answers, stdout) = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), os.pipe(), os.pipe()
-    asked = {"command": list(command), "environment": {**os.environ, **environment}, "names": list(environment), "cwd": str(cwd)}
+    connection, (stdin, control), (answers, stdout) = (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET),
+        os.pipe(),
+        os.pipe(),
+    )
+    asked = {
+        "command": list(command),
+        "environment": {**os.environ, **environment},
+        "names": list(environment),
+        "cwd": str(cwd),
+    }
     try:
         connection.connect("\0" + name)
         socket.send_fds(connection, [json.dumps(asked).encode()], [stdin, stdout])
-        if said := connection.recv(_MESSAGE):           # as soon as it has imported SGLang
+        if said := connection.recv(_MESSAGE):  # as soon as it has imported SGLang
             return Kept(json.loads(said)["pid"], connection, control, answers)
     except OSError:
-        pass                            # it has ended
+        pass  # it has ended
     finally:
         os.close(stdin)
         os.close(stdout)
@@ -123,10 +145,15 @@ def keep(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> K
 
 def _start(environment: Mapping[str, str]) -> subprocess.Popen:
     name = f"draft-tp-nursery-{os.getpid()}-{os.urandom(6).hex()}"
-    process = subprocess.Popen([sys.executable, "-m", "workbench.serving.forkserver", name, " " * _ROOM], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL, start_new_session=True,
-                               env={**os.environ, **environment, **supervisor.KEEPS_MARKER, supervisor.MARKER: _NAMELESS})
-    process.stdout.readline()           # it listens
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workbench.serving.forkserver", name, " " * _ROOM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, **environment, **supervisor.KEEPS_MARKER, supervisor.MARKER: _NAMELESS},
+    )
+    process.stdout.readline()  # it listens
     os.environ[VARIABLE] = name
     return process
 
@@ -143,30 +170,35 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 def main() -> None:
-    """``python -m workbench.serving.forkserver NAME ROOM``: forks a keeper for whoever of this user asks, until standard input ends."""
+    """``python -m workbench.serving.forkserver NAME ROOM``: forks a keeper for whoever of this user
+    asks, until standard input ends.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind("\0" + sys.argv[1])
         listening.listen(64)
         print(flush=True)
         for name in _IMPORTS:
             import_module(name)
-        # It notes at its first use where the command line lies, which it could not find in a fork that shows another.
+        # It notes at its first use where the command line lies, which it could not find in a fork
+        # that shows another.
         import_module("setproctitle").getproctitle()
         _appear([sys.executable, "-m", "workbench.serving.forkserver", sys.argv[1]])
         gc.collect()
-        gc.freeze()                     # what every fork shares is not touched by its collector
+        gc.freeze()  # what every fork shares is not touched by its collector
         _serve(listening)
 
 
 def _serve(listening: socket.socket) -> None:
-    asking: dict[int, socket.socket] = {}       # by keeper
+    asking: dict[int, socket.socket] = {}  # by keeper
     while True:
         readable, _, _ = select.select([sys.stdin, listening], [], [], 0.05)
         if sys.stdin in readable and not os.read(0, 1):
             return
         if listening in readable:
             connection, _ = listening.accept()
-            said, descriptors, *_ = socket.recv_fds(connection, _MESSAGE, 2) if _same_user(connection) else (b"", [])
+            said, descriptors, *_ = (
+                socket.recv_fds(connection, _MESSAGE, 2) if _same_user(connection) else (b"", [])
+            )
             if said and _imported_for(asked := json.loads(said)):
                 pid = os.fork()
                 if not pid:
@@ -179,18 +211,28 @@ def _serve(listening: socket.socket) -> None:
                 os.close(descriptor)
         while asking and (ended := os.waitpid(-1, os.WNOHANG))[0]:
             with suppress(OSError), asking.pop(ended[0]) as connection:
-                connection.send(json.dumps({"status": os.waitstatus_to_exitcode(ended[1])}).encode())
+                connection.send(
+                    json.dumps({"status": os.waitstatus_to_exitcode(ended[1])}).encode()
+                )
 
 
 def _imported_for(asked: Mapping[str, Any]) -> bool:
     """Whether SGLang was imported here under the values that are asked for."""
-    named = {name for name in {*asked["names"], *(name for name in {*os.environ, *asked["environment"]} if name.startswith("SGLANG_"))}
-             if name not in _OF_ONE_SERVER and not name.startswith(_OF_A_GROUP)}
+    named = {
+        name
+        for name in {
+            *asked["names"],
+            *(name for name in {*os.environ, *asked["environment"]} if name.startswith("SGLANG_")),
+        }
+        if name not in _OF_ONE_SERVER and not name.startswith(_OF_A_GROUP)
+    }
     return all(os.environ.get(name) == asked["environment"].get(name) for name in named)
 
 
 def _same_user(connection: socket.socket) -> bool:
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    _, user, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
     return user == os.getuid()
 
 
@@ -202,7 +244,9 @@ def _keeper(asked: Mapping[str, Any], stdin: int, stdout: int) -> int:
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.chdir(asked["cwd"])
     os.environ.clear()
-    os.environ.update({key: value for key, value in asked["environment"].items() if key != VARIABLE})
+    os.environ.update(
+        {key: value for key, value in asked["environment"].items() if key != VARIABLE}
+    )
     _appear(asked["command"])
     return supervisor.main(asked["command"][3:], _fork)
 
@@ -220,7 +264,9 @@ class _Forked:
         return self.status
 
 
-def _fork(command: Sequence[str], server: str, output: int, before: Callable[[], Any]) -> _Forked | subprocess.Popen:
+def _fork(
+    command: Sequence[str], server: str, output: int, before: Callable[[], Any]
+) -> _Forked | subprocess.Popen:
     """Start a server's command as ``keeper.popen`` does, without its imports."""
     if list(command[1:3]) != _SERVER or len(server) != len(_NAMELESS):
         return supervisor.popen(command, server, output, before)
@@ -232,11 +278,13 @@ def _fork(command: Sequence[str], server: str, output: int, before: Callable[[],
         os.setsid()
         before()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
         _streams(os.open(os.devnull, os.O_RDONLY), output, output)
         os.environ.update({**supervisor.KEEPS_MARKER, supervisor.MARKER: server})
         _appear(command, server)
-        random.seed()                   # else every server draws the same ports
+        random.seed()  # else every server draws the same ports
         sys.argv = list(command[2:])
         runpy.run_module(command[2], run_name="__main__", alter_sys=True)
         return 0
@@ -251,7 +299,9 @@ def _end_with(run: Callable[[], int]) -> NoReturn:
         status = run()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if end.code is not None and not isinstance(end.code, int):      # a sentence, which Python itself would print
+        if end.code is not None and not isinstance(
+            end.code, int
+        ):  # a sentence, which Python itself would print
             print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
@@ -265,14 +315,22 @@ def _end_with(run: Callable[[], int]) -> NoReturn:
 def _streams(*descriptors: int) -> None:
     for standard, descriptor in enumerate(descriptors):
         os.dup2(descriptor, standard)
-    sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", buffering=1, closefd=False), open(2, "w", buffering=1, closefd=False)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(0, closefd=False),
+        open(1, "w", buffering=1, closefd=False),
+        open(2, "w", buffering=1, closefd=False),
+    )
 
 
 def _appear(command: Sequence[str], server: str = "") -> None:
-    """Show this process's own command line and server to whoever looks at /proc, which tells those that the nursery was started with."""
+    """Show this process's own command line and server to whoever looks at /proc, which tells those
+    that the nursery was started with.
+    """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    arguments, end, environment, environment_end = map(int, fields[45:49])      # proc(5): arg_start, arg_end, env_start, env_end
-    words = b"\0".join(word.encode() for word in command)[:end - arguments - 1]
+    arguments, end, environment, environment_end = map(
+        int, fields[45:49]
+    )  # proc(5): arg_start, arg_end, env_start, env_end
+    words = b"\0".join(word.encode() for word in command)[: end - arguments - 1]
     ctypes.memmove(arguments, words.ljust(end - arguments, b"\0"), end - arguments)
     if server:
         mark = f"{supervisor.MARKER}={_NAMELESS}".encode()

@@ -1,4 +1,7 @@
-"""Locks on the GPUs of this machine, which two runs must not share by accident; the system frees them when their holders end."""
+"""Locks on the GPUs of this machine, which two runs must not share by accident; the system frees
+them when their holders end.
+"""
+
 from __future__ import annotations
 
 import fcntl
@@ -13,11 +16,12 @@ from pathlib import Path
 
 import psutil
 
-from workbench.serving import gpus
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile import Profile
+from workbench.serving import gpus
 
-# One folder for all users of a machine, whatever their TMPDIR: GPUs are theirs in common. Containers that share GPUs and no /tmp do not meet.
+# One folder for all users of a machine, whatever their TMPDIR: GPUs are theirs in common.
+# Containers that share GPUs and no /tmp do not meet.
 FOLDER = Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())
 GIVES_WAY_WITHIN_S = 60
 
@@ -26,11 +30,15 @@ GIVES_WAY_WITHIN_S = 60
 def held(profile: Profile, run: Path) -> Iterator[tuple[int, ...]]:
     """Hold the profile's GPUs for a run; yields the locks' file descriptors.
 
-    A server's keeper inherits them: a GPU is free only when the workbench and the keepers of its servers have ended, however that was.
+    A server's keeper inherits them: a GPU is free only when the workbench and the keepers of its
+    servers have ended, however that was.
     Raises: BadInput, naming the other run, where one of them is held.
     """
     with ExitStack() as stack:
-        yield tuple(stack.enter_context(_lock(_file(gpu.uuid), run, partial(refusal, gpu.index))) for gpu in gpus.ours(profile))
+        yield tuple(
+            stack.enter_context(_lock(_file(gpu.uuid), run, partial(refusal, gpu.index)))
+            for gpu in gpus.ours(profile)
+        )
 
 
 def holders(profile: Profile) -> dict[int, str]:
@@ -40,7 +48,7 @@ def holders(profile: Profile) -> dict[int, str]:
         try:
             file = os.open(_file(gpu.uuid), os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
-            continue                    # never locked
+            continue  # never locked
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -52,7 +60,11 @@ def holders(profile: Profile) -> dict[int, str]:
 
 
 def refusal(index: int, holder: str) -> BadInput:
-    return BadInput("tp", f"GPU {index} is in use by {holder}", "wait for it, or name other GPUs in server.environment.CUDA_VISIBLE_DEVICES")
+    return BadInput(
+        "tp",
+        f"GPU {index} is in use by {holder}",
+        "wait for it, or name other GPUs in server.environment.CUDA_VISIBLE_DEVICES",
+    )
 
 
 def _file(uuid: str) -> Path:
@@ -68,11 +80,12 @@ def _lock(path: Path, run: Path, refused: Callable[[str], BadInput]) -> Iterator
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                # A workbench that was killed leaves its lock to its keepers, which are about to end.
+                # A workbench that was killed leaves its lock to its keepers, which are about to
+                # end.
                 if not _dying(holder := _told(file)) or time.monotonic() > end:
                     raise refused(holder) from None
                 time.sleep(0.2)
-        with suppress(OSError):         # another user's file: its name is told for ours
+        with suppress(OSError):  # another user's file: its name is told for ours
             os.ftruncate(file, 0)
             os.pwrite(file, f"the run in {run} (process {os.getpid()})".encode(), 0)
         yield file
@@ -86,7 +99,9 @@ def _open(path: Path) -> int:
             return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    os.fchmod(file, 0o666)              # another user's workbench writes its name here after ours; the file holds nothing else
+    os.fchmod(
+        file, 0o666
+    )  # another user's workbench writes its name here after ours; the file holds nothing else
     return file
 
 

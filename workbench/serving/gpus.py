@@ -1,4 +1,6 @@
-"""The GPUs of this machine, by the driver's own library (NVML): which a profile's ranks take, what they have free, how they are linked."""
+"""The GPUs of this machine, by the driver's own library (NVML): which a profile's ranks take, what
+they have free, how they are linked.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ class Gpu:
 def visible(named: str | None) -> tuple[Gpu, ...]:
     """The GPUs that a value of CUDA_VISIBLE_DEVICES names, in its order; all of them for None.
 
-    A name is an index, a UUID or the beginning of one. As CUDA does, what follows a name that means no GPU is not visible
-    (CUDA C++ Programming Guide, "CUDA Environment Variables"). Empty where there is no driver.
+    A name is an index, a UUID or the beginning of one. As CUDA does, what follows a name that means
+    no GPU is not visible (CUDA C++ Programming Guide, "CUDA Environment Variables"). Empty where
+    there is no driver.
     """
     with _driver() as there:
         if not there:
@@ -55,9 +58,11 @@ def visible(named: str | None) -> tuple[Gpu, ...]:
 
 
 def ours(profile: Profile) -> tuple[Gpu, ...]:
-    """The GPUs that the profile's ranks on this node take, first rank first; none on the CPU engine.
+    """The GPUs that the profile's ranks on this node take, first rank first; none on the CPU
+    engine.
 
-    SGLang gives rank r the visible GPU base-gpu-id + r * gpu-id-step (managers/data_parallel_controller.py:508).
+    SGLang gives rank r the visible GPU base-gpu-id + r * gpu-id-step
+    (managers/data_parallel_controller.py:508).
     """
     if profile.engine != "cuda":
         return ()
@@ -73,7 +78,9 @@ def environment(profile: Profile) -> Mapping[str, str]:
 
 
 def facts(profile: Profile) -> Facts:
-    """What of this machine decides which settings of the communication layer the profile's ranks can try."""
+    """What of this machine decides which settings of the communication layer the profile's ranks
+    can try.
+    """
     if profile.engine == "cpu":
         interfaces = tuple(psutil.net_if_addrs())
         return Facts("cpu", profile.tp, interfaces=interfaces, environment=environment(profile))
@@ -89,7 +96,8 @@ def facts(profile: Profile) -> Facts:
 
 
 def linked(taken: Sequence[Gpu], how: str) -> bool | None:
-    """Whether every two of these GPUs reach each other; None where the driver does not say, or there are no two.
+    """Whether every two of these GPUs reach each other; None where the driver does not say, or
+    there are no two.
 
     how: NVLINK (over NVLink) or READ (by any way), as in nvmlGpuP2PCapsIndex_t.
     """

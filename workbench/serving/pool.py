@@ -1,4 +1,7 @@
-"""The servers in use during a run: which are up, which arm is in force, and one block measured on them into the log."""
+"""The servers in use during a run: which are up, which arm is in force, and one block measured on
+them into the log.
+"""
+
 from __future__ import annotations
 
 import logging
@@ -10,52 +13,91 @@ from pathlib import Path
 from typing import Any
 
 from workbench.experiment import plans, runlog
-from workbench.serving import attestation, client, server_log, stacks
-from workbench.serving import server as servers
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import Hung, ServerFailed
 from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Failure, Finding, RunLog, Start, now
 from workbench.experiment.schedule import Planned
+from workbench.serving import attestation, client, server_log, stacks
+from workbench.serving import server as servers
 from workbench.serving.server import Server
 
 log = logging.getLogger(__name__)
-TRACES = "traces"      # in a run's folder: one folder an arm
+TRACES = "traces"  # in a run's folder: one folder an arm
 
 
 class Pool:
-    """The servers in use: each kept while it holds the next block's arm in the same start group, else replaced by the next ones of the plan.
+    """The servers in use: each kept while it holds the next block's arm in the same start group,
+    else replaced by the next ones of the plan.
 
-    A context manager, at whose end all of them end. folder: of the run; file: its log, open; held: descriptors of the locks on GPUs, which the
-    servers' keepers hold on to.
+    A context manager, at whose end all of them end. folder: of the run; file: its log, open; held:
+    descriptors of the locks on GPUs, which the servers' keepers hold on to.
     """
 
-    def __init__(self, profile: Profile, prompts: Sequence[Mapping[str, Any]], folder: Path, file: RunLog, held: Sequence[int] = ()):
-        self.profile, self.prompts, self.folder, self.file, self.held = profile, prompts, folder, file, held
-        self.start = max((r.start for r in runlog.read(folder / "runs.jsonl") if isinstance(r, Start)), default=-1)
+    def __init__(
+        self,
+        profile: Profile,
+        prompts: Sequence[Mapping[str, Any]],
+        folder: Path,
+        file: RunLog,
+        held: Sequence[int] = (),
+    ):
+        self.profile, self.prompts, self.folder, self.file, self.held = (
+            profile,
+            prompts,
+            folder,
+            file,
+            held,
+        )
+        self.start = max(
+            (r.start for r in runlog.read(folder / "runs.jsonl") if isinstance(r, Start)),
+            default=-1,
+        )
         self.up: dict[tuple, tuple[int, Server]] = {}
         self.server: Server | None = None
-        self.number = self.start        # of the server in use
+        self.number = self.start  # of the server in use
         self.log: Path | None = None
-        self.failed: ServerFailed | None = None     # the last failure that the plan went on after
-        self.failing: tuple[Arm, ...] = ()      # arms of the server that did not start
+        self.failed: ServerFailed | None = None  # the last failure that the plan went on after
+        self.failing: tuple[Arm, ...] = ()  # arms of the server that did not start
         self.cold: dict[tuple, list[tuple[int, Task]]] = {}
-        self.most: dict[tuple, int] = {}        # requests at once, by group
+        self.most: dict[tuple, int] = {}  # requests at once, by group
         self.stack = ExitStack()
 
     def plan(self, tasks: Sequence[Task], left: Sequence[Task]) -> None:
-        """Which server each task needs. Of all tasks, not of those that are left: a resumed run serves what the first one did."""
+        """Which server each task needs. Of all tasks, not of those that are left: a resumed run
+        serves what the first one did.
+        """
         planned: dict[tuple, list[Arm]] = {}
         for task in tasks:
             planned.setdefault(task.group, []).append(Arm.parse(task.planned.arm))
-        held = {(group, arm): (group, arms) for group, wanted in planned.items() for arms in plans.together(self.profile, wanted)
-                for arm in arms}
-        self.needed = {(task.group, arm): held[task.group, arm] for task in tasks for arm in [Arm.parse(task.planned.arm)]}
-        # A later part of the plan goes on with the server of its group where that holds what it needs.
-        self.up = {next((key for key in self.needed.values() if key[0] == group and set(key[1]) <= set(server.arms)), (group, arms)):
-                   (number, server) for (group, arms), (number, server) in self.up.items()}
-        self.order = list(dict.fromkeys(self.needed[task.group, Arm.parse(task.planned.arm)] for task in left))
+        held = {
+            (group, arm): (group, arms)
+            for group, wanted in planned.items()
+            for arms in plans.together(self.profile, wanted)
+            for arm in arms
+        }
+        self.needed = {
+            (task.group, arm): held[task.group, arm]
+            for task in tasks
+            for arm in [Arm.parse(task.planned.arm)]
+        }
+        # A later part of the plan goes on with the server of its group where that holds what it
+        # needs.
+        self.up = {
+            next(
+                (
+                    key
+                    for key in self.needed.values()
+                    if key[0] == group and set(key[1]) <= set(server.arms)
+                ),
+                (group, arms),
+            ): (number, server)
+            for (group, arms), (number, server) in self.up.items()
+        }
+        self.order = list(
+            dict.fromkeys(self.needed[task.group, Arm.parse(task.planned.arm)] for task in left)
+        )
         for task in tasks:
             self.most[task.group] = max(task.concurrency, self.most.get(task.group, 0))
         # What warmed up a server that is gone warms up the one in its place.
@@ -67,7 +109,9 @@ class Pool:
 
     def starts_left(self, left: Sequence[Task]) -> int:
         """Servers that these tasks need and that are not up."""
-        return len({self.needed[task.group, Arm.parse(task.planned.arm)] for task in left} - self.up.keys())
+        return len(
+            {self.needed[task.group, Arm.parse(task.planned.arm)] for task in left} - self.up.keys()
+        )
 
     def __enter__(self) -> Pool:
         return self
@@ -76,8 +120,13 @@ class Pool:
         self.stack.__exit__(*error)
 
     def run(self, index: int, task: Task) -> None:
-        """Measure one block into the log. A server that a resumed run starts again is warmed up again first."""
-        said, again = self._reach(task), self.cold.pop(self.needed[task.group, Arm.parse(task.planned.arm)], [])
+        """Measure one block into the log. A server that a resumed run starts again is warmed up
+        again first.
+        """
+        said, again = (
+            self._reach(task),
+            self.cold.pop(self.needed[task.group, Arm.parse(task.planned.arm)], []),
+        )
         for warmup in again:
             self._block(*warmup, self._reach(warmup[1]))
         self._block(index, task, self._reach(task) if again else said)
@@ -87,35 +136,81 @@ class Pool:
         before, asked = said["counts"], profile.speculation.of(arm)
         begun, at = time.perf_counter(), now()
         with self._profiled(planned) if planned.role == "trace" else nullcontext():
-            requests = client.send(self.server.url, [self.prompts[i] for i in planned.prompts], concurrency=task.concurrency,
-                                   max_new_tokens=task.max_new_tokens, deadline_s=profile.server.token_within_s, alive=self.server.alive)
+            requests = client.send(
+                self.server.url,
+                [self.prompts[i] for i in planned.prompts],
+                concurrency=task.concurrency,
+                max_new_tokens=task.max_new_tokens,
+                deadline_s=profile.server.token_within_s,
+                alive=self.server.alive,
+            )
         seconds = time.perf_counter() - begun
         said = client.server_info(self.server.url)["draft_tp"]
         rounds, collectives, spent, timed = _difference(said["counts"], before)
-        faults = [*self.server.unattested, *attestation.not_in_force(arm, said["in_force"], profile.tp, asked),
-                  *attestation.miscounted(arm, asked, requests, rounds, _less(said["counts"]["verified"], before["verified"]))]
+        faults = [
+            *self.server.unattested,
+            *attestation.not_in_force(arm, said["in_force"], profile.tp, asked),
+            *attestation.miscounted(
+                arm, asked, requests, rounds, _less(said["counts"]["verified"], before["verified"])
+            ),
+        ]
         if faults:
             log.warning("block %d of %s is not attested: %s", index, arm.name, "; ".join(faults))
-        self.file.append(Block(
-            block=index, experiment=planned.experiment, role=planned.role, arm=planned.arm, start=self.number, pair=planned.pair,
-            position=planned.position, seed=planned.seed, concurrency=task.concurrency, time=at, seconds=seconds, server=said["server"],
-            arm_in_force=said["arm"] if arm.speculates or said["arm"] != "none" else arm.configuration.name, attested=not faults,
-            prompts_from="random" if profile.workload.prompts == "random" else "heldout", requests=tuple(requests),
-            rounds=rounds, collectives=collectives, stage_seconds=spent, stage_timed=timed))
+        self.file.append(
+            Block(
+                block=index,
+                experiment=planned.experiment,
+                role=planned.role,
+                arm=planned.arm,
+                start=self.number,
+                pair=planned.pair,
+                position=planned.position,
+                seed=planned.seed,
+                concurrency=task.concurrency,
+                time=at,
+                seconds=seconds,
+                server=said["server"],
+                arm_in_force=(
+                    said["arm"]
+                    if arm.speculates or said["arm"] != "none"
+                    else arm.configuration.name
+                ),
+                attested=not faults,
+                prompts_from="random" if profile.workload.prompts == "random" else "heldout",
+                requests=tuple(requests),
+                rounds=rounds,
+                collectives=collectives,
+                stage_seconds=spent,
+                stage_timed=timed,
+            )
+        )
 
     @contextmanager
     def _profiled(self, planned: Planned) -> Iterator[None]:
-        """SGLang's profiler over the requests inside; its traces, one file a rank, go to traces/ARM. Without them, why is a finding."""
-        refused = client.start_profile(self.server.url, self.folder / TRACES / planned.arm, self.profile.engine)
+        """SGLang's profiler over the requests inside; its traces, one file a rank, go to
+        traces/ARM. Without them, why is a finding.
+        """
+        refused = client.start_profile(
+            self.server.url, self.folder / TRACES / planned.arm, self.profile.engine
+        )
         try:
             yield
         finally:
             if refused := refused or client.stop_profile(self.server.url):
                 log.warning("%s was not profiled: %s", planned.arm, refused)
-                self.file.append(Finding(experiment="cycle", name=f"trace {planned.arm}", time=now(), value={"why": refused}))
+                self.file.append(
+                    Finding(
+                        experiment="cycle",
+                        name=f"trace {planned.arm}",
+                        time=now(),
+                        value={"why": refused},
+                    )
+                )
 
     def _reach(self, task: Task) -> Mapping[str, Any]:
-        """The arm in force, by a switch where a server in use holds it and by a start where not; returns the server's own account."""
+        """The arm in force, by a switch where a server in use holds it and by a start where not;
+        returns the server's own account.
+        """
         arm = Arm.parse(task.planned.arm)
         wanted = self.needed[task.group, arm]
         if wanted not in self.up:
@@ -128,13 +223,15 @@ class Pool:
         return client.switch(self.server.url, arm.name, self.profile.server.token_within_s)
 
     def _restart(self, first: int, experiment: str) -> None:
-        """End the servers in use and start the plan's next ones, as many at once as the profile allows: their starts overlap."""
+        """End the servers in use and start the plan's next ones, as many at once as the profile
+        allows: their starts overlap.
+        """
         self.stack.close()
         self.up, self.server, self.failing = {}, None, ()
-        chosen = self.order[first:first + self.profile.server.at_once]
+        chosen = self.order[first : first + self.profile.server.at_once]
         numbers = [self.start + place for place, _ in enumerate(chosen, 1)]
         self.start += len(chosen)
-        if len(chosen) == 1:                # without a thread, which an interrupt would wait for
+        if len(chosen) == 1:  # without a thread, which an interrupt would wait for
             found = [self._serve(numbers[0], chosen[0])]
         else:
             with ThreadPoolExecutor(len(chosen)) as pool:
@@ -144,29 +241,49 @@ class Pool:
 
     def _serve(self, number: int, needed: tuple) -> Server:
         group, arms = needed
-        context = servers.serve(self.profile, arms, self._log(number, arms), self.most[group], locks=self.held)
+        context = servers.serve(
+            self.profile, arms, self._log(number, arms), self.most[group], locks=self.held
+        )
         try:
             server = context.__enter__()
         except ServerFailed:
             self.log, self.failing = self._log(number, arms), arms
             raise
-        self.stack.push(context)            # one that is up is ended with the others, also where another does not start
+        self.stack.push(
+            context
+        )  # one that is up is ended with the others, also where another does not start
         return server
 
     def _log(self, number: int, arms: tuple[Arm, ...]) -> Path:
-        return self.folder / "logs" / f"{number:03d}-{arms[0].name}{'-and-others' if arms[1:] else ''}.log"
+        return (
+            self.folder
+            / "logs"
+            / f"{number:03d}-{arms[0].name}{'-and-others' if arms[1:] else ''}.log"
+        )
 
     def _keep(self, key: tuple, number: int, server: Server, experiment: str) -> None:
         names = tuple(arm.name for arm in server.arms)
         self.up[key] = number, server
-        self.file.append(Start(start=number, experiment=experiment, arms=names, time=now(), seconds=server.seconds,
-                               server=server.launch.server, attestation=server.attestation, **servers.describe(server.launch)))
+        self.file.append(
+            Start(
+                start=number,
+                experiment=experiment,
+                arms=names,
+                time=now(),
+                seconds=server.seconds,
+                server=server.launch.server,
+                attestation=server.attestation,
+                **servers.describe(server.launch),
+            )
+        )
         if server.unattested:
             log.warning("%s: not attested: %s", ", ".join(names), "; ".join(server.unattested))
         log.info("%s: up after %.0f s", ", ".join(names), server.seconds)
 
     def goes_on(self, task: Task, failure: ServerFailed) -> bool:
-        """Write a failure down. Whether the plan goes on, which it does without the arms of a server that failed where they are optional."""
+        """Write a failure down. Whether the plan goes on, which it does without the arms of a
+        server that failed where they are optional.
+        """
         found, arm = self._failure(task, failure), Arm.parse(task.planned.arm)
         failing, what = self.failing or (self.server.arms if self.server else ()), "setting"
         if self.profile.plan.on_failure == "go_on" and not task.optional:
@@ -185,23 +302,48 @@ class Pool:
 
     def _failure(self, task: Task, failure: ServerFailed) -> Failure:
         text = str(failure)
-        if isinstance(failure, Hung) and self.server:       # while its processes live
+        if isinstance(failure, Hung) and self.server:  # while its processes live
             text = f"{text} ({stacks.save(self.server.launch.server, self.server.log)})"
         first = self.log and server_log.first_failure(self.log) or ""
-        what = "disagreed" if "drafted another tree" in first else "hung" if isinstance(failure, Hung) else \
-            "start" if self.server is None else "block"
-        reason = text.splitlines()[0] + (f" ({first.splitlines()[-1]})" if first and first not in text else "")
-        return Failure(experiment=task.planned.experiment, arm=task.planned.arm, time=now(), what=what, reason=server_log.clean(reason),
-                       log_tail=server_log.tail(self.log) if self.log else ())
+        what = (
+            "disagreed"
+            if "drafted another tree" in first
+            else (
+                "hung" if isinstance(failure, Hung) else "start" if self.server is None else "block"
+            )
+        )
+        reason = text.splitlines()[0] + (
+            f" ({first.splitlines()[-1]})" if first and first not in text else ""
+        )
+        return Failure(
+            experiment=task.planned.experiment,
+            arm=task.planned.arm,
+            time=now(),
+            what=what,
+            reason=server_log.clean(reason),
+            log_tail=server_log.tail(self.log) if self.log else (),
+        )
 
 
-def _difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[dict, dict, dict, dict]:
-    """The server's counts over a block: rounds by stage, collectives by stage and kind, seconds by stage, rounds timed by stage."""
-    collectives = {stage: _less(kinds, before["collectives"].get(stage, {})) for stage, kinds in after["collectives"].items()}
+def _difference(
+    after: Mapping[str, Any], before: Mapping[str, Any]
+) -> tuple[dict, dict, dict, dict]:
+    """The server's counts over a block: rounds by stage, collectives by stage and kind, seconds by
+    stage, rounds timed by stage.
+    """
+    collectives = {
+        stage: _less(kinds, before["collectives"].get(stage, {}))
+        for stage, kinds in after["collectives"].items()
+    }
     rounds = _less(after["rounds"], before["rounds"])
-    # A stage that ran and is listed without a collective made none; one that is not listed was not counted.
-    return (rounds, {stage: kinds for stage, kinds in collectives.items() if kinds or stage in rounds},
-            _less(after["seconds"], before["seconds"]), _less(after["timed"], before["timed"]))
+    # A stage that ran and is listed without a collective made none; one that is not listed was not
+    # counted.
+    return (
+        rounds,
+        {stage: kinds for stage, kinds in collectives.items() if kinds or stage in rounds},
+        _less(after["seconds"], before["seconds"]),
+        _less(after["timed"], before["timed"]),
+    )
 
 
 def _less(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:

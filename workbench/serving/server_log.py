@@ -1,4 +1,7 @@
-"""What a server's log says: its last lines, the first failure of the first rank that failed, and the log without what is private."""
+"""What a server's log says: its last lines, the first failure of the first rank that failed, and
+the log without what is private.
+"""
+
 from __future__ import annotations
 
 import os
@@ -8,23 +11,37 @@ from pathlib import Path
 
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(r"exception was the direct cause of|another exception occurred:$")
-# Posted to a port that is not open yet where the warm-up is skipped; SGLang goes on (entrypoints/http_server.py:2569).
+# Posted to a port that is not open yet where the warm-up is skipped; SGLang goes on
+# (entrypoints/http_server.py:2569).
 _HARMLESS = "post-warmup freeze_gc failed"
-_STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?")
+_STAMP = re.compile(
+    r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?"
+)
 HIDDEN = "<hidden>"
-KEEPER = "keeper: "          # of the line in which a server's keeper says how it ended (workbench/serving/supervisor.py)
-_SECRET_NAME = r"(?:token(?!s|iz)|key|secret|password)"        # max_total_tokens and TOKENIZERS_PARALLELISM are none
-_PATH = re.compile(r"(?<![\w./~-])~?/(?:[\w.@+-]+/)+[\w.@+-]*")       # absolute, of two parts or more; no URL, no route of one part
+# of the line in which a server's keeper says how it ended (workbench/serving/supervisor.py)
+KEEPER = "keeper: "
+_SECRET_NAME = (  # max_total_tokens and TOKENIZERS_PARALLELISM are none
+    r"(?:token(?!s|iz)|key|secret|password)"
+)
+_PATH = re.compile(
+    r"(?<![\w./~-])~?/(?:[\w.@+-]+/)+[\w.@+-]*"
+)  # absolute, of two parts or more; no URL, no route of one part
 _ROOMS = ("fixtures", "notebooks", "workbench", "outputs", "tests")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# A line for every request, every import and every weight file says nothing about a run that its records do not.
-_NOISE = re.compile(r"^INFO: +[\d.]+:\d+ - |^(Prefill|Decode) batch, |^Ignore import error|^Cache flushed successfully|"
-                    r"^Multi-thread loading shards|UserWarning: |^  warnings\.warn\(")
+# A line for every request, every import and every weight file says nothing about a run that its
+# records do not.
+_NOISE = re.compile(
+    r"^INFO: +[\d.]+:\d+ - |^(Prefill|Decode) batch, |^Ignore import error|^Cache flushed"
+    r" successfully|"
+    r"^Multi-thread loading shards|UserWarning: |^  warnings\.warn\("
+)
 _SECRET = re.compile(rf"(?i)({_SECRET_NAME}[a-z_]*['\"]?\s*[:=]\s*)(['\"]?)[^'\",\s]{{6,}}\2")
 
 
 def tail(path: Path, lines: int = 20, width: int = 300) -> tuple[str, ...]:
-    """The last lines of a server's own words in its log, each cut to ``width`` characters; empty when there is none."""
+    """The last lines of a server's own words in its log, each cut to ``width`` characters; empty
+    when there is none.
+    """
     if not path.exists():
         return ()
     with open(path, "rb") as file:
@@ -35,43 +52,63 @@ def tail(path: Path, lines: int = 20, width: int = 300) -> tuple[str, ...]:
 
 
 def first_failure(path: Path) -> str | None:
-    """The first sentence of ours ("draft-tp: ...") in a log, else the first traceback that ended a rank, else the first of any; None without."""
+    """The first sentence of ours ("draft-tp: ...") in a log, else the first traceback that ended a
+    rank, else the first of any; None without.
+    """
     if not path.exists():
         return None
     lines = path.read_text(errors="replace").splitlines()
     ours = next((line for line in lines if line.startswith("draft-tp: ")), None)
     if ours:
         return ours.removeprefix("draft-tp: ")
-    # Helper threads trace harmless failures (a warm-up call before the port is open); what ends a rank says so (scheduler.py:6373).
+    # Helper threads trace harmless failures (a warm-up call before the port is open); what ends a
+    # rank says so (scheduler.py:6373).
     ends = (f"hit an exception: {_TRACEBACK}", _TRACEBACK)
-    begin = next((i for words in ends for i, line in enumerate(lines) if words in line and not _passed_over(lines[:i])), None)
+    begin = next(
+        (
+            i
+            for words in ends
+            for i, line in enumerate(lines)
+            if words in line and not _passed_over(lines[:i])
+        ),
+        None,
+    )
     if begin is None:
         return None
     stamp = _STAMP.match(lines[begin])
     end = begin + 1
     while end < len(lines) and (lines[end].startswith((" ", "\t")) or not lines[end]):
         end += 1
-    said = [clean(line) for line in lines[begin + 1:end + 1] if line.strip()]
+    said = [clean(line) for line in lines[begin + 1 : end + 1] if line.strip()]
     rank = f"{stamp['rank']}: " if stamp and stamp["rank"] else ""
-    # Refusals of the engine's hooks arrive as an exception of a rank: their sentence is what a person needs.
-    if said and said[-1].startswith(("workbench.engine.hooks.Refused: ", "workbench.engine.agreement.RanksDisagreed: ")):
+    # Refusals of the engine's hooks arrive as an exception of a rank: their sentence is what a
+    # person needs.
+    if said and said[-1].startswith(
+        ("workbench.engine.hooks.Refused: ", "workbench.engine.agreement.RanksDisagreed: ")
+    ):
         return rank + said[-1].split(": ", 1)[1]
     return rank + "\n".join(said[-12:])
 
 
 def _passed_over(before: Sequence[str]) -> bool:
-    """Whether the traceback under these lines is of a failure that its server passed over, or belongs to the one above it."""
+    """Whether the traceback under these lines is of a failure that its server passed over, or
+    belongs to the one above it.
+    """
     above = next((line for line in reversed(before) if line.strip()), "")
     return above.endswith(_HARMLESS) or bool(_CHAINED.search(above))
 
 
 def answering(path: Path) -> bool:
-    """Whether a server's log says that it takes requests, which Uvicorn does once the ranks have loaded (uvicorn/server.py, _log_started_message)."""
+    """Whether a server's log says that it takes requests, which Uvicorn does once the ranks have
+    loaded (uvicorn/server.py, _log_started_message).
+    """
     return path.exists() and "Uvicorn running on" in path.read_text(errors="replace")
 
 
 def clean(line: str) -> str:
-    """A line without this machine's home and working folders and without anything that looks like a secret."""
+    """A line without this machine's home and working folders and without anything that looks like a
+    secret.
+    """
     for private, public in ((os.getcwd(), "."), (str(Path.home()), "~")):
         line = line.replace(private, public) if len(private) > 1 else line
     return _SECRET.sub(rf"\1{HIDDEN}", line)
@@ -83,7 +120,9 @@ def is_secret(name: str) -> bool:
 
 
 def without_paths(text: str) -> str:
-    """The text with every absolute path cut to what is not this machine's: from the package or the repository's folder on, else its last part."""
+    """The text with every absolute path cut to what is not this machine's: from the package or the
+    repository's folder on, else its last part.
+    """
     return _PATH.sub(lambda found: _public_part(found[0]), text)
 
 
@@ -91,16 +130,27 @@ def _public_part(path: str) -> str:
     parts = path.rstrip("/").split("/")
     for place, part in enumerate(parts[:-1]):
         if part in ("site-packages", "dist-packages"):
-            return "/".join(parts[place + 1:])
+            return "/".join(parts[place + 1 :])
         if part in _ROOMS:
             return "./" + "/".join(parts[place:])
     return ".../" + parts[-1]
 
 
 def trimmed(path: Path, first: int = 150, last: int = 60, width: int = 400) -> str:
-    """A server's log for keeping: cleaned, without colours and lines that repeat, its first and last lines, each cut to ``width``."""
-    lines = [_COLOUR.sub("", line.rsplit("\r", 1)[-1]) for line in path.read_text(errors="replace").split("\n")]
-    told = [clean(line) for line in lines if line.strip() and not _NOISE.search(_STAMP.sub("", line))]
+    """A server's log for keeping: cleaned, without colours and lines that repeat, its first and
+    last lines, each cut to ``width``.
+    """
+    lines = [
+        _COLOUR.sub("", line.rsplit("\r", 1)[-1])
+        for line in path.read_text(errors="replace").split("\n")
+    ]
+    told = [
+        clean(line) for line in lines if line.strip() and not _NOISE.search(_STAMP.sub("", line))
+    ]
     dropped = len(told) - first - last
-    kept = told if dropped <= 0 else [*told[:first], f"[{dropped} lines are left out here]", *told[-last:]]
+    kept = (
+        told
+        if dropped <= 0
+        else [*told[:first], f"[{dropped} lines are left out here]", *told[-last:]]
+    )
     return "".join(f"{line[:width]}\n" for line in kept)

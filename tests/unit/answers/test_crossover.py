@@ -1,4 +1,5 @@
-"""The crossover over requests at once, with simulated pairs whose truth crosses 1 at a known load."""
+"""The crossover over requests at once, with simulated pairs that cross 1 at a known load."""
+
 import math
 
 import numpy as np
@@ -13,7 +14,14 @@ LOADS = (1, 2, 4, 8, 16, 32)
 
 def simulated(rng, at, slope, pairs=16, noise=0.03):
     """Ratios whose logarithm falls by ``slope`` a doubling and is 0 at the load ``at``."""
-    return {load: stats.paired_ratio(-slope * math.log2(load / at) + noise * rng.standard_normal(pairs), resamples=99).t for load in LOADS}
+    return {
+        load: (
+            stats.paired_ratio(
+                -slope * math.log2(load / at) + noise * rng.standard_normal(pairs), resamples=99
+            ).t
+        )
+        for load in LOADS
+    }
 
 
 def test_a_planted_crossing_is_found():
@@ -33,14 +41,27 @@ def interval(ratio, half=0.02):
     return Interval(ratio, ratio - half, ratio + half, 0.95, "paired t", 8)
 
 
-@pytest.mark.parametrize(("ratios", "words"), [
-    ({1: 1.2, 4: 1.1}, "a against b: faster at 1, 4 requests at once."),
-    ({1: 0.9}, "a against b: slower at 1 request at once."),
-    ({1: 1.01, 4: 0.99}, "a against b: not told apart at 1, 4 requests at once."),
-    ({1: 1.1, 4: 0.9}, "a against b: faster at 1 request at once, slower at 4 requests at once; its ratio crosses 1 near 1.9 at once."),
-    ({}, "")])
+@pytest.mark.parametrize(
+    ("ratios", "words"),
+    [
+        ({1: 1.2, 4: 1.1}, "a against b: faster at 1, 4 requests at once."),
+        ({1: 0.9}, "a against b: slower at 1 request at once."),
+        ({1: 1.01, 4: 0.99}, "a against b: not told apart at 1, 4 requests at once."),
+        (
+            {1: 1.1, 4: 0.9},
+            (
+                "a against b: faster at 1 request at once, slower at 4 requests at once; its ratio"
+                " crosses 1 near 1.9 at once."
+            ),
+        ),
+        ({}, ""),
+    ],
+)
 def test_the_sentence_says_what_the_intervals_do(ratios, words):
-    assert crossover_sentence("a", "b", {load: interval(ratio) for load, ratio in ratios.items()}) == words
+    assert (
+        crossover_sentence("a", "b", {load: interval(ratio) for load, ratio in ratios.items()})
+        == words
+    )
 
 
 def test_a_ratio_of_exactly_one_is_a_crossing_once():

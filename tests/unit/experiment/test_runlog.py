@@ -1,4 +1,5 @@
 """The run log: facts survive a crash, a torn line is dropped, damage before it is named."""
+
 import resource
 
 import pytest
@@ -68,14 +69,18 @@ def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_takes_half_a_line_leaves_no_torn_one_before_a_later_line(tmp_path):
-    """The file system's own refusal, by a limit on the size of a file: the first write takes a part and says so, the second fails."""
+    """The file system's own refusal, by a limit on the size of a file: the first write takes a part
+    and says so, the second fails.
+    """
     path, soft = tmp_path / "runs.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     with RunLog(path) as log:
         log.append(fact(0))
         size = path.stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, soft[1]))
         try:
-            with pytest.raises(WorkbenchError, match="cannot be written .*: free space and use --resume"):
+            with pytest.raises(
+                WorkbenchError, match="cannot be written .*: free space and use --resume"
+            ):
                 log.append(fact(1))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, soft)

@@ -1,13 +1,16 @@
-"""A run stops between rounds of starts, at checkpoints or when its budget is spent, and its log says so."""
+"""A run stops between rounds of starts, at checkpoints or when its budget is spent, and its log
+says so.
+"""
+
 import pytest
 from simulated_runs import EXPERIMENT, TIME, play, profile
 from test_lab import Servers, run  # noqa: F401 (a fixture)
 
 from workbench.experiment import plans
-from workbench.judge import stopping
-from workbench.run import lab
 from workbench.experiment.runlog import Finding
+from workbench.judge import stopping
 from workbench.judge.verdict import judge
+from workbench.run import lab
 
 
 def watched(**plan):
@@ -17,10 +20,19 @@ def watched(**plan):
 
 
 def told(chosen, tasks, rule, **truth):
-    """The simulated log up to where the rule ends the run, and why it did; the whole log and None where it did not."""
+    """The simulated log up to where the rule ends the run, and why it did; the whole log and None
+    where it did not.
+    """
     measured = [t for t in tasks if t.planned.role != "parity"]
-    log = [Finding(experiment=EXPERIMENT, name=stopping.CHECKPOINTS, time=TIME, value={"looks": list(rule.checkpoints.looks)}),
-           *play([t.planned for t in measured], **truth)]
+    log = [
+        Finding(
+            experiment=EXPERIMENT,
+            name=stopping.CHECKPOINTS,
+            time=TIME,
+            value={"looks": list(rule.checkpoints.looks)},
+        ),
+        *play([t.planned for t in measured], **truth),
+    ]
     for place, task in enumerate(measured):
         done = [r for r in log if r.kind != "block" or r.block < place]
         if why := rule.ends(done, task):
@@ -31,22 +43,32 @@ def told(chosen, tasks, rule, **truth):
 
 def test_without_being_asked_a_plan_is_run_to_its_end():
     assert watched()[2] is None
-    assert watched(stop=True, arms=["none", "shared"])[2] is None       # nothing of the question
+    assert watched(stop=True, arms=["none", "shared"])[2] is None  # nothing of the question
 
 
 def test_looks_come_after_whole_rounds_that_can_be_compared_across_servers():
     rule = watched(stop=True)[2]
-    assert (rule.a, rule.b) == ("own-1", "shared") and rule.pairs == (4, 8, 12, 16, 20, 24) and [len(r) for r in rule.rounds] == [2] * 6
+    assert (
+        (rule.a, rule.b) == ("own-1", "shared")
+        and rule.pairs == (4, 8, 12, 16, 20, 24)
+        and [len(r) for r in rule.rounds] == [2] * 6
+    )
     assert rule.checkpoints.looks == (12, 16, 20, 24)
-    assert watched(budget_s=1e6)[2].checkpoints.looks == (24,)          # a budget looks at no data
+    assert watched(budget_s=1e6)[2].checkpoints.looks == (24,)  # a budget looks at no data
 
 
 def test_a_clear_difference_ends_the_run_early_with_a_valid_verdict():
     chosen, tasks, rule = watched(stop=True)
     log, why = told(chosen, tasks, rule, speedup=0.2, seed=1)
     assert why == "decided" and sum(r.kind == "start" for r in log) == 6
-    found = next(c for c in judge(chosen, log).comparisons if (c.a, c.b, c.metric) == ("own-1", "shared", "tokens_per_s"))
-    assert found.valid and found.units == (12,) and found.interval.decided and found.level > 0.95       # it has paid for the look
+    found = next(
+        c
+        for c in judge(chosen, log).comparisons
+        if (c.a, c.b, c.metric) == ("own-1", "shared", "tokens_per_s")
+    )
+    assert (
+        found.valid and found.units == (12,) and found.interval.decided and found.level > 0.95
+    )  # it has paid for the look
 
 
 def test_no_difference_runs_on_and_a_wished_resolution_stops_where_it_is_reached():
@@ -58,19 +80,38 @@ def test_no_difference_runs_on_and_a_wished_resolution_stops_where_it_is_reached
 def test_a_budget_ends_the_run_before_the_round_that_would_exceed_it():
     chosen, tasks, rule = watched(budget_s=1.0)
     log, why = told(chosen, tasks, rule, speedup=0.0)
-    assert why == "seconds" and sum(r.kind == "start" for r in log) == 6        # three rounds, without which nothing could be said
+    assert (
+        why == "seconds" and sum(r.kind == "start" for r in log) == 6
+    )  # three rounds, without which nothing could be said
     assert told(*watched(budget_s=1e6), speedup=0.2)[1] is None
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_the_lab_leaves_out_what_is_left_and_says_so(again, run, monkeypatch):  # noqa: F811
     fake = Servers(monkeypatch)
-    short = lab.Lab(run.profile.model_copy(update={"plan": run.profile.plan.model_copy(update={
-        "arms": ("none", "shared", "own-1"), "starts": 5, "pairs": 5, "budget_s": 1.0})}), run.folder)
+    short = lab.Lab(
+        run.profile.model_copy(
+            update={
+                "plan": run.profile.plan.model_copy(
+                    update={
+                        "arms": ("none", "shared", "own-1"),
+                        "starts": 5,
+                        "pairs": 5,
+                        "budget_s": 1.0,
+                    }
+                )
+            }
+        ),
+        run.folder,
+    )
     short.__dict__["prompts"] = [{"id": f"p{n}", "input_ids": [n]} for n in range(40)]
     for _ in range(1 + again):
         short.measure(plans.draft_tp(short.profile, 40))
     said = {r.name: r.value for r in short.records if isinstance(r, Finding)}
-    assert said["stopped"]["why"] == "seconds" and said["stopped"]["blocks_left"] > 0 and said["checkpoints"]["looks"]
+    assert (
+        said["stopped"]["why"] == "seconds"
+        and said["stopped"]["blocks_left"] > 0
+        and said["checkpoints"]["looks"]
+    )
     groups = [call for call in fake.calls if call[0] == "start" and "none" in call]
     assert len(groups) == 3

@@ -1,4 +1,5 @@
-"""The shipped pairs are what their cards say: sizes, configuration, held-out prompts and figures."""
+"""The shipped pairs are what their cards say: sizes, configuration, prompts and figures."""
+
 import bisect
 import json
 
@@ -8,12 +9,13 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from fixtures.training import card, heldout, pairs, text
-from workbench.experiment.profile import ROOT
 from workbench.answers.offline_decoder import Reference, hidden_state_indices, total_histogram
+from workbench.experiment.profile import ROOT
 
-
-PAIRS = {"tiny": 3.0, "tiny-kimi": 2.8}         # the accept length each is promised to reach at 3 steps
-SLOW = {"tiny-kimi"}          # experts decode so slowly here that the controls are left to the card's own measurement
+PAIRS = {"tiny": 3.0, "tiny-kimi": 2.8}  # the accept length each is promised to reach at 3 steps
+SLOW = {
+    "tiny-kimi"
+}  # experts decode so slowly here that the controls are left to the card's own measurement
 
 
 @pytest.fixture(scope="module", params=PAIRS)
@@ -33,7 +35,11 @@ def prompts(recipe) -> list[dict]:
 
 def test_a_pair_is_small_enough_to_travel(recipe, figures):
     assert recipe.folder == ROOT / "fixtures" / recipe.name
-    sizes = {file: file.stat().st_size for part in ("target", "draft") for file in (recipe.folder / part).iterdir()}
+    sizes = {
+        file: file.stat().st_size
+        for part in ("target", "draft")
+        for file in (recipe.folder / part).iterdir()
+    }
     assert sum(sizes.values()) == figures["bytes"] <= 20e6
     assert max(sizes.values()) < 8e6
 
@@ -49,16 +55,24 @@ def test_training_kept_its_time(figures):
 
 def test_card_figures_are_what_the_reference_gives(recipe, figures, prompts):
     reference = Reference.load(recipe.folder / "target", recipe.folder / "draft")
-    first, gap = figures["first"], heldout.GAP * 0.9      # a tenth for another CPU's rounding
-    ids = [prompt["input_ids"] for prompt in prompts[:first["prompts"]]]
+    first, gap = figures["first"], heldout.GAP * 0.9  # a tenth for another CPU's rounding
+    ids = [prompt["input_ids"] for prompt in prompts[: first["prompts"]]]
     by_steps = {steps: reference.decode(ids, heldout.NEW_TOKENS, steps) for steps in (3, 5)}
     assert first["prompts"] == 32
-    assert first["histogram"] == {str(steps): list(total_histogram(decoded)) for steps, decoded in by_steps.items()}
+    assert first["histogram"] == {
+        str(steps): list(total_histogram(decoded)) for steps, decoded in by_steps.items()
+    }
     for kind in ("target_gap", "draft_gap"):
-        assert min(getattr(d, kind) for d in by_steps[5]) == pytest.approx(first[kind], abs=1e-4) and first[kind] >= gap
+        assert (
+            min(getattr(d, kind) for d in by_steps[5]) == pytest.approx(first[kind], abs=1e-4)
+            and first[kind] >= gap
+        )
     for name, control in card.broken(reference, recipe).items():
         if "off by one" in name and recipe.name not in SLOW:
-            assert list(total_histogram(control.decode(ids, heldout.NEW_TOKENS, 3))) == figures["controls"][name]["first_histogram"]
+            assert (
+                list(total_histogram(control.decode(ids, heldout.NEW_TOKENS, 3)))
+                == figures["controls"][name]["first_histogram"]
+            )
     assert figures["parameters"]["target"] == sum(p.numel() for p in reference.target.parameters())
 
 
@@ -75,7 +89,12 @@ def test_controls_are_worse_and_no_histogram_hides_a_fault(figures):
 def test_target_and_draft_fit_tp_1_2_and_4(recipe):
     target = AutoConfig.from_pretrained(recipe.folder / "target")
     draft = json.loads((recipe.folder / "draft" / "config.json").read_text())
-    for size in (target.num_attention_heads, target.num_key_value_heads, draft["num_attention_heads"], draft["num_key_value_heads"]):
+    for size in (
+        target.num_attention_heads,
+        target.num_key_value_heads,
+        draft["num_attention_heads"],
+        draft["num_key_value_heads"],
+    ):
         assert size % 4 == 0
     for vocabulary in (target.vocab_size, draft["vocab_size"], draft["draft_vocab_size"]):
         assert vocabulary % (64 * 4) == 0
@@ -99,17 +118,25 @@ def test_draft_vocabulary_maps_into_the_targets(recipe):
     ids = weights["d2t"] + torch.arange(config["draft_vocab_size"])
     assert config["draft_vocab_size"] < config["vocab_size"]
     assert weights["lm_head.weight"].shape[0] == config["draft_vocab_size"]
-    assert ids.tolist() == sorted(set(ids.tolist())) and 0 <= ids[0] and ids[-1] < config["vocab_size"]
+    assert (
+        ids.tolist() == sorted(set(ids.tolist())) and 0 <= ids[0] and ids[-1] < config["vocab_size"]
+    )
     assert weights["t2d"].nonzero().flatten().tolist() == ids.tolist()
 
 
 def test_heldout_prompts_are_many_distinct_mixed_and_of_the_tokenizer(recipe, prompts):
     assert len(prompts) >= 200
-    assert len({prompt["id"] for prompt in prompts}) == len({tuple(prompt["input_ids"]) for prompt in prompts}) == len(prompts)
+    assert (
+        len({prompt["id"] for prompt in prompts})
+        == len({tuple(prompt["input_ids"]) for prompt in prompts})
+        == len(prompts)
+    )
     assert {prompt["id"].split("-")[0] for prompt in prompts[:32]} == set(text.KINDS)
     assert {len(prompt["input_ids"]) for prompt in prompts[:32]} == set(heldout.LENGTHS)
     tokenizer = AutoTokenizer.from_pretrained(recipe.folder / "target")
-    assert tokenizer([prompt["text"] for prompt in prompts])["input_ids"] == [prompt["input_ids"] for prompt in prompts]
+    assert tokenizer([prompt["text"] for prompt in prompts])["input_ids"] == [
+        prompt["input_ids"] for prompt in prompts
+    ]
 
 
 def test_no_heldout_prompt_begins_a_training_document(prompts):

@@ -1,4 +1,7 @@
-"""Charts: the marks are those of the table, refused is said and not drawn, and the SVG carries no script and loads nothing."""
+"""Charts: the marks are those of the table, refused is said and not drawn, and the SVG carries no
+script and loads nothing.
+"""
+
 import re
 from xml.etree import ElementTree
 
@@ -20,12 +23,18 @@ def throughput_of(verdict):
 
 
 def drawn(width=charts.WIDE):
-    return {"by pair": charts.throughput_by_pair(BLOCKS[BLOCKS["experiment"] == "draft_tp"], ARMS, width),
-            "by start": charts.throughput_by_start(BLOCKS[BLOCKS["experiment"] == "baseline"], ARMS, width),
-            "forest": charts.forest(*throughput_of(VERDICT), width),
-            "positions": charts.accept_by_position(tables.accept_by_position(VERDICT), ARMS, width),
-            "collectives": charts.collectives(tables.collectives(VERDICT), ARMS, width),
-            "stages": charts.stage_times(tables.stage_times(VERDICT), width)}
+    return {
+        "by pair": charts.throughput_by_pair(
+            BLOCKS[BLOCKS["experiment"] == "draft_tp"], ARMS, width
+        ),
+        "by start": charts.throughput_by_start(
+            BLOCKS[BLOCKS["experiment"] == "baseline"], ARMS, width
+        ),
+        "forest": charts.forest(*throughput_of(VERDICT), width),
+        "positions": charts.accept_by_position(tables.accept_by_position(VERDICT), ARMS, width),
+        "collectives": charts.collectives(tables.collectives(VERDICT), ARMS, width),
+        "stages": charts.stage_times(tables.stage_times(VERDICT), width),
+    }
 
 
 def parsed(chart):
@@ -38,7 +47,11 @@ def elements(picture, name):
 
 def marks(picture, kind, colour=None):
     """The drawn marks of one kind, axes and legends left out."""
-    groups = [g for g in elements(picture, "g") if {f"mark-{kind}", "role-mark"} <= set(g.get("class", "").split())]
+    groups = [
+        g
+        for g in elements(picture, "g")
+        if {f"mark-{kind}", "role-mark"} <= set(g.get("class", "").split())
+    ]
     found = [e for g in groups for e in g if e.tag.rsplit("}", 1)[-1] in ("path", "line", "text")]
     return [e for e in found if colour is None or colour in (e.get("fill"), e.get("stroke"))]
 
@@ -68,21 +81,40 @@ def test_a_bar_for_each_starts_mean():
 def test_the_forest_draws_each_interval_the_control_behind_it_and_the_line_of_no_difference():
     picture = parsed(drawn()["forest"])
     assert len(marks(picture, "symbol")) == 3  # two comparisons and the control
-    assert len(marks(picture, "rule", charts.INK)) == 2 and len(marks(picture, "rule", charts.MUTED)) == 1
-    assert len(marks(picture, "rect", charts.BAND)) == 2  # behind the control and what it is the yardstick of, not behind the other
-    assert {"1.057 [1.031, 1.083]", "1.443 [1.302, 1.599]", "1.004 [0.981, 1.027]"} <= set(words(picture))
+    assert (
+        len(marks(picture, "rule", charts.INK)) == 2
+        and len(marks(picture, "rule", charts.MUTED)) == 1
+    )
+    assert (
+        len(marks(picture, "rect", charts.BAND)) == 2
+    )  # behind the control and what it is the yardstick of, not behind the other
+    assert {"1.057 [1.031, 1.083]", "1.443 [1.302, 1.599]", "1.004 [0.981, 1.027]"} <= set(
+        words(picture)
+    )
 
 
 def test_rows_of_a_forest_are_told_apart_by_metric_and_experiment():
     picture = parsed(charts.forest(tables.comparisons(VERDICT), tables.controls(VERDICT)))
-    assert {"throughput, draft_tp", "cycle time, draft_tp", "throughput, baseline", "throughput, draft_tp, control"} <= set(words(picture))
+    assert {
+        "throughput, draft_tp",
+        "cycle time, draft_tp",
+        "throughput, baseline",
+        "throughput, draft_tp, control",
+    } <= set(words(picture))
     assert len(marks(picture, "symbol")) == 4 and len(marks(picture, "rect", charts.BAND)) == 2
 
 
 def test_the_forest_places_ratios_in_order():
     picture = parsed(charts.forest(throughput_of(VERDICT)[0]))
-    places = [float(re.match(r"translate\(([\d.]+)", e.get("transform"))[1]) for e in marks(picture, "symbol")]
-    one = float(re.match(r"translate\(([\d.]+)", marks(picture, "rule", charts.MUTED)[0].get("transform"))[1])
+    places = [
+        float(re.match(r"translate\(([\d.]+)", e.get("transform"))[1])
+        for e in marks(picture, "symbol")
+    ]
+    one = float(
+        re.match(r"translate\(([\d.]+)", marks(picture, "rule", charts.MUTED)[0].get("transform"))[
+            1
+        ]
+    )
     assert one < places[0] < places[1]
 
 
@@ -101,13 +133,20 @@ def test_a_forest_without_any_number_still_has_its_line():
 def test_bars_of_positions_carry_their_percentage():
     table = tables.accept_by_position(VERDICT)
     picture = parsed(charts.accept_by_position(table, ARMS))
-    assert len(marks(picture, "rect")) == len(marks(picture, "rule")) == 6  # three positions of two arms, each with its interval
+    assert (
+        len(marks(picture, "rect")) == len(marks(picture, "rule")) == 6
+    )  # three positions of two arms, each with its interval
     assert [e.text for e in marks(picture, "text")] == ["86", "69", "46"] * 2
 
 
 def test_bars_without_intervals_have_no_whiskers_and_many_bars_no_numbers():
-    table = tables.accept_by_position({"arms": {"own-1": {"accept": {"positions": [{"value": 0.5}] * 15}}}})
-    wide, narrow = (parsed(charts.accept_by_position(table, width=width)) for width in (charts.WIDE, charts.NARROW))
+    table = tables.accept_by_position(
+        {"arms": {"own-1": {"accept": {"positions": [{"value": 0.5}] * 15}}}}
+    )
+    wide, narrow = (
+        parsed(charts.accept_by_position(table, width=width))
+        for width in (charts.WIDE, charts.NARROW)
+    )
     assert len(marks(wide, "rect")) == 15 and marks(wide, "rule") == []
     assert len(marks(wide, "text")) == 15 and marks(narrow, "text") == []
 
@@ -120,11 +159,15 @@ def test_no_collective_is_a_zero_and_an_unknown_count_is_unknown():
 
 
 def test_stages_are_stacked_in_the_cycles_order():
-    assert [w for w in words(parsed(drawn()["stages"])) if w in ("draft", "verify", "draft-extend")] == ["draft", "verify", "draft-extend"]
+    assert [
+        w for w in words(parsed(drawn()["stages"])) if w in ("draft", "verify", "draft-extend")
+    ] == ["draft", "verify", "draft-extend"]
 
 
 def test_an_arm_keeps_its_colour_whatever_else_is_in_the_chart():
-    few = parsed(charts.collectives(tables.collectives({"arms": {"own-1": VERDICT["arms"]["own-1"]}}), ARMS))
+    few = parsed(
+        charts.collectives(tables.collectives({"arms": {"own-1": VERDICT["arms"]["own-1"]}}), ARMS)
+    )
     assert marks(few, "rect", charts.palette(ARMS)["own-1"])
 
 
@@ -138,8 +181,18 @@ def test_colours_tell_arms_apart_and_replicas_are_pale_copies():
 
 @pytest.mark.parametrize("number", [5_001, 12_000])
 def test_more_than_five_thousand_rows_never_reach_a_chart(number):
-    table = pd.DataFrame({"experiment": "e", "arm": "shared", "start": [n % 4 for n in range(number)], "pair": range(number), "tokens": 100,
-                          "time (s)": 1.0, "blocks": 1, "throughput (tokens/s)": 100.0})
+    table = pd.DataFrame(
+        {
+            "experiment": "e",
+            "arm": "shared",
+            "start": [n % 4 for n in range(number)],
+            "pair": range(number),
+            "tokens": 100,
+            "time (s)": 1.0,
+            "blocks": 1,
+            "throughput (tokens/s)": 100.0,
+        }
+    )
     for chart in (charts.throughput_by_pair(table), charts.throughput_by_start(table)):
         rows = chart.to_dict()["datasets"].values()
         assert 0 < max(map(len, rows)) <= 5_000
@@ -147,12 +200,18 @@ def test_more_than_five_thousand_rows_never_reach_a_chart(number):
 
 def test_names_are_text_in_every_chart():
     blocks = BLOCKS.replace({"arm": {"own-1": HOSTILE}, "experiment": {"draft_tp": HOSTILE}})
-    verdict = VERDICT | {"arms": {HOSTILE: VERDICT["arms"]["own-1"]},
-                         "comparisons": [VERDICT["comparisons"][0] | {"a": HOSTILE}]}
+    verdict = VERDICT | {
+        "arms": {HOSTILE: VERDICT["arms"]["own-1"]},
+        "comparisons": [VERDICT["comparisons"][0] | {"a": HOSTILE}],
+    }
     positions = tables.accept_by_position(VERDICT).replace({"arm": {"own-1": HOSTILE}})
-    for chart in (charts.throughput_by_pair(blocks[blocks["experiment"] == HOSTILE]), charts.forest(tables.comparisons(verdict)),
-                  charts.accept_by_position(positions), charts.collectives(tables.collectives(verdict)),
-                  charts.stage_times(tables.stage_times(verdict))):
+    for chart in (
+        charts.throughput_by_pair(blocks[blocks["experiment"] == HOSTILE]),
+        charts.forest(tables.comparisons(verdict)),
+        charts.accept_by_position(positions),
+        charts.collectives(tables.collectives(verdict)),
+        charts.stage_times(tables.stage_times(verdict)),
+    ):
         picture = parsed(chart)
         assert not elements(picture, "script") and not elements(picture, "img")
         assert any(word.startswith("<script>alert(1)") for word in words(picture))
@@ -162,7 +221,10 @@ def test_a_picture_loads_nothing_and_has_no_ids_that_could_clash_with_another_pi
     for name, chart in drawn().items():
         text = charts.svg(chart)
         assert not re.search(r"<script|<image|<style|href=|url\(|\bid=", text), name
-        assert set(re.findall(r"https?://[^\"]*", text)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, name
+        assert set(re.findall(r"https?://[^\"]*", text)) <= {
+            "http://www.w3.org/2000/svg",
+            "http://www.w3.org/1999/xlink",
+        }, name
 
 
 def test_inline_is_an_image_kept_in_the_notebook():
@@ -171,7 +233,13 @@ def test_inline_is_an_image_kept_in_the_notebook():
 
 
 def test_a_stage_that_an_arm_has_not_takes_no_room():
-    verdict = {"arms": {"none": {"collectives_per_round": {"decode": 14}},
-                        "shared": {"collectives_per_round": {"verify": 14, "draft": 8}}}}
+    verdict = {
+        "arms": {
+            "none": {"collectives_per_round": {"decode": 14}},
+            "shared": {"collectives_per_round": {"verify": 14, "draft": 8}},
+        }
+    }
     picture = parsed(charts.collectives(tables.collectives(verdict)))
-    assert len(marks(picture, "rect")) == 3 and [w for w in words(picture) if w in ("draft", "verify", "decode")] == ["draft", "verify", "decode"]
+    assert len(marks(picture, "rect")) == 3 and [
+        w for w in words(picture) if w in ("draft", "verify", "decode")
+    ] == ["draft", "verify", "decode"]

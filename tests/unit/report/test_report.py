@@ -1,4 +1,7 @@
-"""The report: one file that loads nothing, says what a reader must know first, escapes everything and holds its raw data."""
+"""The report: one file that loads nothing, says what a reader must know first, escapes everything
+and holds its raw data.
+"""
+
 import base64
 import copy
 import json
@@ -6,14 +9,14 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-
 from simulated_runs import DEFECTS, FIXTURES
 from simulated_runs import profile as sound_profile
+
 from tests.simulated import ABOUT, PROFILE, PROVENANCE, VERDICT, block, failure, records, refused
 from workbench.experiment import profile, runlog
-from workbench.report import report, tables
 from workbench.experiment.runlog import Finding
 from workbench.judge.verdict import judge
+from workbench.report import report, tables
 
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert(2)">"""
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -50,7 +53,10 @@ class Page(HTMLParser):
 def undrawn(verdict):
     """The verdict without what charts are drawn from, for tests that look at words only."""
     drawn = ("collectives_per_round", "stage_ms", "accept")
-    arms = {name: {key: value for key, value in facts.items() if key not in drawn} for name, facts in verdict["arms"].items()}
+    arms = {
+        name: {key: value for key, value in facts.items() if key not in drawn}
+        for name, facts in verdict["arms"].items()
+    }
     return verdict | {"arms": arms, "comparisons": []}
 
 
@@ -59,7 +65,11 @@ def render(verdict=undrawn(VERDICT), log=(), provenance=PROVENANCE, setting=PROF
 
 
 def files(page):
-    return {a["download"]: base64.b64decode(a["href"].partition("base64,")[2]) for a in page.all("a") if "download" in a}
+    return {
+        a["download"]: base64.b64decode(a["href"].partition("base64,")[2])
+        for a in page.all("a")
+        if "download" in a
+    }
 
 
 @pytest.fixture(scope="module")
@@ -78,27 +88,48 @@ def page(html):
 
 
 def test_nothing_is_loaded_and_nothing_runs(html, page):
-    assert {"script", "iframe", "object", "embed", "img", "image", "base", "form"}.isdisjoint(name for name, _ in page.elements)
+    assert {"script", "iframe", "object", "embed", "img", "image", "base", "form"}.isdisjoint(
+        name for name, _ in page.elements
+    )
     for name, attributes in page.elements:
         assert not any(key.startswith("on") for key in attributes), name
         for key in {"src", "href", "xlink:href", "srcset", "action", "data"} & set(attributes):
             assert attributes[key].startswith("data:"), (name, key)
     assert not re.search(r"@import|@font-face|url\(", html)
-    policy = next(m["content"] for m in page.all("meta") if m.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        m["content"] for m in page.all("meta") if m.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy.startswith("default-src 'none'") and "http" not in policy
 
 
 def test_the_first_things_said_are_question_verdict_validity_and_arms(html):
-    order = (report.QUESTION + "</h1>", VERDICT["sentence"], "<strong>Valid.</strong>", 'aria-label="Arms"', ">Comparisons</h2>", "<svg",
-             ">Refusals and failures</h2>", ">Repeat it</h2>", ">Raw data</h2>", ">Provenance</h2>")
+    order = (
+        report.QUESTION + "</h1>",
+        VERDICT["sentence"],
+        "<strong>Valid.</strong>",
+        'aria-label="Arms"',
+        ">Comparisons</h2>",
+        "<svg",
+        ">Refusals and failures</h2>",
+        ">Repeat it</h2>",
+        ">Raw data</h2>",
+        ">Provenance</h2>",
+    )
     places = [html.index(text) for text in order]
     assert places == sorted(places)
 
 
 def test_every_chart_is_there_for_a_page_and_for_a_phone(html, page):
-    titles = ["Ratio of throughput, paired in one server", "Ratio of throughput, across server starts",
-              "Ratio of cycle time, paired in one server", "Throughput by pair of blocks: draft_tp", "Throughput by server start: baseline",
-              "Accepted drafts by position", "Collectives a cycle", "Where a cycle’s time goes"]
+    titles = [
+        "Ratio of throughput, paired in one server",
+        "Ratio of throughput, across server starts",
+        "Ratio of cycle time, paired in one server",
+        "Throughput by pair of blocks: draft_tp",
+        "Throughput by server start: baseline",
+        "Accepted drafts by position",
+        "Collectives a cycle",
+        "Where a cycle’s time goes",
+    ]
     assert [t for t in titles if t not in page.text] == []
     assert len(page.all("figure")) == 8 and len(page.all("svg")) == 16
     assert html.count('<div class="wide"><svg') == html.count('<div class="narrow"><svg') == 8
@@ -109,16 +140,39 @@ def test_no_two_elements_share_an_id(page):
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.parametrize("engine, source, about, said, unsaid", [
-    ("cpu", "live", "", ["CPU engine: proves function, never speed", "live run"], ["simulated", "stand-in", "recorded"]),
-    ("cuda", "recorded", "", ["GPU", "recorded: simulated"], ["proves function", "live run"]),
-    ("cuda", "live", "Host path: a Stand-in for PCIe.", ["stand-in", "Host path: a Stand-in for PCIe."], ["simulated,"]),
-    ("cpu", "live", ABOUT, ["simulated", ABOUT], ["stand-in"])])
+@pytest.mark.parametrize(
+    "engine, source, about, said, unsaid",
+    [
+        (
+            "cpu",
+            "live",
+            "",
+            ["CPU engine: proves function, never speed", "live run"],
+            ["simulated", "stand-in", "recorded"],
+        ),
+        ("cuda", "recorded", "", ["GPU", "recorded: simulated"], ["proves function", "live run"]),
+        (
+            "cuda",
+            "live",
+            "Host path: a Stand-in for PCIe.",
+            ["stand-in", "Host path: a Stand-in for PCIe."],
+            ["simulated,"],
+        ),
+        ("cpu", "live", ABOUT, ["simulated", ABOUT], ["stand-in"]),
+    ],
+)
 def test_labels_say_what_the_numbers_are(engine, source, about, said, unsaid):
     name = "recorded:simulated" if source == "recorded" else "p"
-    verdict = undrawn(VERDICT) | {"engine": engine, "source": source, "sentence": "A sentence.", "profile": name}
+    verdict = undrawn(VERDICT) | {
+        "engine": engine,
+        "source": source,
+        "sentence": "A sentence.",
+        "profile": name,
+    }
     text = Page(render(verdict, setting=PROFILE | {"about": about, "name": "p"})).text
-    assert [w for w in said if w not in text] == [] and [w for w in unsaid if w in report.labels(verdict, {}, {"about": about})] == []
+    assert [w for w in said if w not in text] == [] and [
+        w for w in unsaid if w in report.labels(verdict, {}, {"about": about})
+    ] == []
 
 
 def test_what_a_verdict_does_not_say_is_not_guessed():
@@ -126,25 +180,37 @@ def test_what_a_verdict_does_not_say_is_not_guessed():
 
 
 def test_a_recordings_own_name_is_its_label():
-    assert "recorded: two cards" in report.labels({"source": "recorded", "profile": "x"}, {"recording": "two cards"}, {})
+    assert "recorded: two cards" in report.labels(
+        {"source": "recorded", "profile": "x"}, {"recording": "two cards"}, {}
+    )
 
 
 def test_refusals_stand_beside_the_verdict_with_their_reasons():
     html = render(refused())
-    top = html[:html.index('aria-label="Arms"')]
+    top = html[: html.index('aria-label="Arms"')]
     assert "<strong>Not valid.</strong>" in top and "<strong>Valid.</strong>" not in html
-    for sentence in ("3 measured requests were answered", "own-1 was not attested on rank 1", "The control differs from itself."):
+    for sentence in (
+        "3 measured requests were answered",
+        "own-1 was not attested on rank 1",
+        "The control differs from itself.",
+    ):
         assert sentence in top
     assert html.count(">refused</td>") == 3
-    assert "1.057" not in html and "1.200" not in html  # neither a refused comparison nor a refused control shows a number
+    assert (
+        "1.057" not in html and "1.200" not in html
+    )  # neither a refused comparison nor a refused control shows a number
 
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_every_kind_of_refusal_is_said_at_the_top_in_its_own_words(name, monkeypatch):
-    monkeypatch.setattr(report, "figures", lambda *_: [])  # the words are looked at here, and charts take their time
+    monkeypatch.setattr(
+        report, "figures", lambda *_: []
+    )  # the words are looked at here, and charts take their time
     log, setting = runlog.read(FIXTURES / f"{name}.jsonl"), sound_profile()
     verdict = judge(setting, log).to_json()
-    top = Page(report.render(verdict, log, {}, setting.model_dump())).text.partition("Comparisons")[0]
+    top = Page(report.render(verdict, log, {}, setting.model_dump())).text.partition("Comparisons")[
+        0
+    ]
     assert "Not valid." in top and verdict["sentence"] in top
     assert [r["sentence"] for r in verdict["reasons"][:5] if r["sentence"] not in top] == []
 
@@ -172,10 +238,16 @@ def test_a_wished_resolution_says_what_it_costs():
     log, setting = runlog.read(FIXTURES / "sound.jsonl"), sound_profile()
     verdict = judge(setting, log, wished=0.002).to_json()
     wish = {"plan": {"resolution": 0.002}}
-    comparison = next(c for c in verdict["comparisons"] if (c["a"], c["b"], c["metric"]) == ("own-1", "shared", "tokens_per_s"))
+    comparison = next(
+        c
+        for c in verdict["comparisons"]
+        if (c["a"], c["b"], c["metric"]) == ("own-1", "shared", "tokens_per_s")
+    )
     said = report.costs(tables.comparisons(verdict), wish)
-    assert f"own-1 ÷ shared, throughput: a resolution of 0.2 % takes {comparison['wanted']} pairs of blocks in all, " \
-           f"{comparison['wanted_seconds']:.0f} s more than this run." in said
+    assert (
+        f"own-1 ÷ shared, throughput: a resolution of 0.2 % takes {comparison['wanted']} pairs of"
+        f" blocks in all, {comparison['wanted_seconds']:.0f} s more than this run." in said
+    )
     assert any("starts a side in all" in sentence for sentence in said)
     assert said[0] in Page(render(verdict, setting=PROFILE | wish)).text
     assert report.costs(tables.comparisons(VERDICT), PROFILE) == []
@@ -189,10 +261,23 @@ def test_notes_and_simulated_acceptance_are_said_at_the_top():
 
 
 def test_unknown_is_written_unknown():
-    verdict = undrawn(VERDICT) | {"arms": {"own-1": {"tokens_per_s": None, "attested": None}}, "parity": {}}
+    verdict = undrawn(VERDICT) | {
+        "arms": {"own-1": {"tokens_per_s": None, "attested": None}},
+        "parity": {},
+    }
     row = re.search(r"own-1</th>(.*?)</tr>", render(verdict), re.S)[1]
     cells = re.findall(r"<td[^>]*>(.*?)</td>", row)
-    assert cells == ["1", "unknown", "unknown", "unknown", "unknown", "unknown", "chain of 3 steps", "not checked", "unknown"]
+    assert cells == [
+        "1",
+        "unknown",
+        "unknown",
+        "unknown",
+        "unknown",
+        "unknown",
+        "chain of 3 steps",
+        "not checked",
+        "unknown",
+    ]
 
 
 def test_tables_carry_units(page):
@@ -202,23 +287,55 @@ def test_tables_carry_units(page):
 
 
 def test_the_setting_stands_beside_the_speed(page):
-    for fact in ("fixtures/tiny/target", "fixtures/tiny/draft", "2 ranks", "chain of 3 steps", "at most 64", "heldout",
-                 "54 in 7 server starts"):
+    for fact in (
+        "fixtures/tiny/target",
+        "fixtures/tiny/draft",
+        "2 ranks",
+        "chain of 3 steps",
+        "at most 64",
+        "heldout",
+        "54 in 7 server starts",
+    ):
         assert fact in page.text
 
 
 def test_everything_from_outside_is_text():
-    verdict = copy.deepcopy(VERDICT) | {"profile": HOSTILE, "sentence": HOSTILE, "reasons": [{"key": HOSTILE, "sentence": HOSTILE}],
-                                        "source": "recorded", "parity": {HOSTILE: HOSTILE}}
-    verdict["arms"][HOSTILE] = {"stage_ms": {HOSTILE: 1}, "collectives_per_round": {HOSTILE: 1},
-                                "collectives_by_kind": {HOSTILE: {HOSTILE: 1}}}
-    verdict["comparisons"].append(verdict["comparisons"][0] | {"a": HOSTILE, "metric": HOSTILE, "method": HOSTILE, "experiment": HOSTILE})
+    verdict = copy.deepcopy(VERDICT) | {
+        "profile": HOSTILE,
+        "sentence": HOSTILE,
+        "reasons": [{"key": HOSTILE, "sentence": HOSTILE}],
+        "source": "recorded",
+        "parity": {HOSTILE: HOSTILE},
+    }
+    verdict["arms"][HOSTILE] = {
+        "stage_ms": {HOSTILE: 1},
+        "collectives_per_round": {HOSTILE: 1},
+        "collectives_by_kind": {HOSTILE: {HOSTILE: 1}},
+    }
+    verdict["comparisons"].append(
+        verdict["comparisons"][0]
+        | {
+            "a": HOSTILE,
+            "metric": HOSTILE,
+            "method": HOSTILE,
+            "experiment": HOSTILE,
+        }
+    )
     bad = block(1, "own-1", 0, 0, experiment=HOSTILE)
-    bad = bad.model_copy(update={"arm": HOSTILE, "prompts_from": HOSTILE, "requests": (
-        bad.requests[0].model_copy(update={"prompt": HOSTILE, "error": HOSTILE}),)})
+    bad = bad.model_copy(
+        update={
+            "arm": HOSTILE,
+            "prompts_from": HOSTILE,
+            "requests": (bad.requests[0].model_copy(update={"prompt": HOSTILE, "error": HOSTILE}),),
+        }
+    )
     hung = failure(HOSTILE).model_copy(update={"log_tail": (HOSTILE,)})
     found = Finding(experiment=HOSTILE, name=HOSTILE, time="t", value={HOSTILE: HOSTILE})
-    setting = PROFILE | {"about": HOSTILE, "name": HOSTILE, "pair": {"target": HOSTILE, "draft": HOSTILE}}
+    setting = PROFILE | {
+        "about": HOSTILE,
+        "name": HOSTILE,
+        "pair": {"target": HOSTILE, "draft": HOSTILE},
+    }
     html = render(verdict, [bad, hung, found], {HOSTILE: HOSTILE, "command": HOSTILE}, setting)
     page = Page(html)
     assert "<script" not in html.lower() and "<img" not in html.lower()
@@ -230,12 +347,17 @@ def test_the_raw_data_in_the_page_is_the_runs_own(log, page, tmp_path):
     held = files(page)
     (tmp_path / "runs.jsonl").write_bytes(held["runs.jsonl"])
     assert runlog.read(tmp_path / "runs.jsonl") == log
-    assert json.loads(held["verdict.json"]) == VERDICT and json.loads(held["provenance.json"]) == PROVENANCE
+    assert (
+        json.loads(held["verdict.json"]) == VERDICT
+        and json.loads(held["provenance.json"]) == PROVENANCE
+    )
 
 
 def test_the_profile_in_the_page_replays_the_same_setting(tmp_path):
     setting = profile.Profile(**PROFILE)
-    (tmp_path / "simulated.yaml").write_bytes(files(Page(render(setting=setting.model_dump())))["profile.yaml"])
+    (tmp_path / "simulated.yaml").write_bytes(
+        files(Page(render(setting=setting.model_dump())))["profile.yaml"]
+    )
     text = (tmp_path / "simulated.yaml").read_text()
     assert "target: fixtures/tiny/target" in text and str(profile.ROOT) not in text
     assert profile.load(tmp_path / "simulated.yaml") == setting
@@ -244,10 +366,20 @@ def test_the_profile_in_the_page_replays_the_same_setting(tmp_path):
 def test_commands_are_exact(log):
     own = {"command": ["workbench", "replay", "cpu tiny", "-p", "pairs=12"]}
     (_, made), (_, again), (served, server) = report.commands(VERDICT, log, own)
-    assert (made, again) == ("workbench replay 'cpu tiny' -p pairs=12", "workbench replay profile.yaml")
-    assert server == "SGLANG_PLUGINS=draft_tp python -m sglang.launch_server --tp 2 --served-model-name 'tiny pair'"
+    assert (made, again) == (
+        "workbench replay 'cpu tiny' -p pairs=12",
+        "workbench replay profile.yaml",
+    )
+    assert (
+        server
+        == "SGLANG_PLUGINS=draft_tp python -m sglang.launch_server --tp 2 --served-model-name 'tiny"
+        " pair'"
+    )
     assert served == "Server of shared, own-1 (draft_tp); none (baseline); shared (baseline)"
-    assert report.commands({}, [], {"recording": "two-cards"})[0][1] == "workbench replay recorded:two-cards"
+    assert (
+        report.commands({}, [], {"recording": "two-cards"})[0][1]
+        == "workbench replay recorded:two-cards"
+    )
 
 
 def test_commands_are_in_the_page(log, page):
@@ -256,13 +388,17 @@ def test_commands_are_in_the_page(log, page):
 
 def test_a_log_too_large_for_a_page_loses_its_tokens_and_says_so(log, monkeypatch):
     log = [r for r in log if r.kind != "finding"][:6]
-    monkeypatch.setattr(report, "DATA_LIMIT", int(len(files(Page(render(log=log)))["runs.jsonl"]) * 0.95))
+    monkeypatch.setattr(
+        report, "DATA_LIMIT", int(len(files(Page(render(log=log)))["runs.jsonl"]) * 0.95)
+    )
     html = render(log=log)
     lines = [json.loads(line) for line in files(Page(html))["runs.jsonl"].splitlines()]
     requests = [r for line in lines if line["kind"] == "block" for r in line["requests"]]
     assert "output_ids) are left out" in html
     assert len(lines) == len(log) and len(requests) == 4 * sum(r.kind == "block" for r in log)
-    assert not any(r["output_ids"] for r in requests) and all(r["completion_tokens"] == 64 for r in requests)
+    assert not any(r["output_ids"] for r in requests) and all(
+        r["completion_tokens"] == 64 for r in requests
+    )
 
 
 def test_a_log_too_large_even_so_stays_in_its_folder_and_the_page_says_so(log, monkeypatch):
@@ -274,13 +410,23 @@ def test_a_log_too_large_even_so_stays_in_its_folder_and_the_page_says_so(log, m
 
 def test_a_run_that_measured_nothing_still_has_a_report():
     page = Page(report.render({}, [], {}, {}))
-    for said in ("No verdict was stated.", "Not valid.", "No comparison was made.", "Nothing was measured that could be drawn."):
+    for said in (
+        "No verdict was stated.",
+        "Not valid.",
+        "No comparison was made.",
+        "Nothing was measured that could be drawn.",
+    ):
         assert said in page.text
 
 
 def test_keys_that_the_schema_does_not_know_do_no_harm():
-    verdict = undrawn(copy.deepcopy(VERDICT)) | {"later": 1, "comparisons": copy.deepcopy(VERDICT["comparisons"])}
-    verdict["arms"]["own-1"]["later"] = verdict["comparisons"][0]["later"] = verdict["control"]["later"] = {"x": [1]}
+    verdict = undrawn(copy.deepcopy(VERDICT)) | {
+        "later": 1,
+        "comparisons": copy.deepcopy(VERDICT["comparisons"]),
+    }
+    verdict["arms"]["own-1"]["later"] = verdict["comparisons"][0]["later"] = verdict["control"][
+        "later"
+    ] = {"x": [1]}
     assert VERDICT["sentence"] in Page(render(verdict)).text
 
 
@@ -289,14 +435,28 @@ def test_a_control_outside_its_noise_is_drawn_as_the_evidence_it_is():
     verdict = judge(setting, log).to_json()
     first = next(report.figures(verdict | {"arms": {}}, []))
     control = verdict["control"]
-    assert "refused" in first.wide and f"{control['ratio']:.3f} [{control['low']:.3f}, {control['high']:.3f}]" in first.wide
+    assert (
+        "refused" in first.wide
+        and f"{control['ratio']:.3f} [{control['low']:.3f}, {control['high']:.3f}]" in first.wide
+    )
 
 
 def test_blocks_of_one_experiment_are_charted_by_the_unit_they_are_compared_by(log):
     def titles(arms_by_start):
-        blocks = [block(n, arm, n // 2, start) for start, arms in arms_by_start.items() for n, arm in enumerate(arms)]
-        return [f.title.partition(":")[0] for f in report.figures({}, blocks) if f.title.startswith("Throughput")]
+        blocks = [
+            block(n, arm, n // 2, start)
+            for start, arms in arms_by_start.items()
+            for n, arm in enumerate(arms)
+        ]
+        return [
+            f.title.partition(":")[0]
+            for f in report.figures({}, blocks)
+            if f.title.startswith("Throughput")
+        ]
 
     assert titles({0: ["shared", "own-1"]}) == ["Throughput by pair of blocks"]
     assert titles({0: ["shared"], 1: ["own-1"]}) == ["Throughput by server start"]
-    assert titles({0: ["shared", "own-1"], 1: ["none"]}) == ["Throughput by pair of blocks", "Throughput by server start"]
+    assert titles({0: ["shared", "own-1"], 1: ["none"]}) == [
+        "Throughput by pair of blocks",
+        "Throughput by server start",
+    ]

@@ -1,4 +1,5 @@
 """Which replay is at work on a folder: found again, told from a dead one, and never two at once."""
+
 import os
 import subprocess
 import sys
@@ -6,8 +7,8 @@ import time
 
 import pytest
 
-from workbench.run import ticket
 from workbench.experiment.errors import BadInput
+from workbench.run import ticket
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def test_a_run_is_found_while_its_process_lives_and_not_after(process, tmp_path)
     ticket.write(tmp_path / "a-run", ticket.of_process(process.pid))
     assert ticket.alive(tmp_path) == tmp_path / "a-run"
     process.kill()
-    time.sleep(0.2)         # dead, and not yet waited for by its parent
+    time.sleep(0.2)  # dead, and not yet waited for by its parent
     assert ticket.alive(tmp_path) is None and not ticket.read(tmp_path / "a-run").alive
 
 
@@ -43,7 +44,9 @@ def test_a_second_replay_on_a_folder_is_refused_and_names_the_first(process, tmp
 def test_a_claim_says_where_it_is_and_how_it_ended(tmp_path):
     with ticket.Claim(tmp_path) as claim:
         claim.at("04_draft_tp", 4, 8)
-        assert ticket.read(tmp_path) == ticket.Ticket(os.getpid(), ticket.of_process(os.getpid()).started, "04_draft_tp", 4, 8)
+        assert ticket.read(tmp_path) == ticket.Ticket(
+            os.getpid(), ticket.of_process(os.getpid()).started, "04_draft_tp", 4, 8
+        )
         assert ticket.alive(tmp_path.parent) == tmp_path
         claim.ended(3)
     assert ticket.read(tmp_path).ended == 3 and ticket.alive(tmp_path.parent) is None

@@ -1,4 +1,7 @@
-"""The client's deadlines, against small HTTP servers that stand for SGLang: slow is not hung, dead is not hung, and no clock is trusted."""
+"""The client's deadlines, against small HTTP servers that stand for SGLang: slow is not hung, dead
+is not hung, and no clock is trusted.
+"""
+
 from __future__ import annotations
 
 import asyncio
@@ -10,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 from aiohttp import web
 
-from workbench.serving import client
 from workbench.experiment.errors import Hung, ServerFailed
+from workbench.serving import client
 
 PROMPTS = [{"id": "p0", "input_ids": [1]}, {"id": "p1", "input_ids": [2]}]
 
@@ -19,12 +22,16 @@ PROMPTS = [{"id": "p0", "input_ids": [1]}, {"id": "p1", "input_ids": [2]}]
 @contextmanager
 def serving(waits: float, tokens: int = 4):
     """A stand-in that streams a token every so many seconds."""
+
     async def generate(request):
         response = web.StreamResponse()
         await response.prepare(request)
         for count in range(1, tokens + 1):
             await asyncio.sleep(waits)
-            chunk = {"output_ids": list(range(count)), "meta_info": {"completion_tokens": count, "finish_reason": {"type": "length"}}}
+            chunk = {
+                "output_ids": list(range(count)),
+                "meta_info": {"completion_tokens": count, "finish_reason": {"type": "length"}},
+            }
             await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
         return response
 
@@ -35,7 +42,13 @@ def serving(waits: float, tokens: int = 4):
 
     async def start():
         app = web.Application()
-        app.add_routes([web.post("/generate", generate), web.get("/server_info", silent), web.post("/draft_tp/arm", silent)])
+        app.add_routes(
+            [
+                web.post("/generate", generate),
+                web.get("/server_info", silent),
+                web.post("/draft_tp/arm", silent),
+            ]
+        )
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -62,8 +75,11 @@ def send(url: str, deadline_s: float, **how):
 
 def test_a_slow_server_is_not_a_hung_one():
     with serving(0.3) as url:
-        answers = send(url, deadline_s=0.9)          # the whole takes 1.2 s
-    assert [a.completion_tokens for a in answers] == [4, 4] and [a.error for a in answers] == [None, None]
+        answers = send(url, deadline_s=0.9)  # the whole takes 1.2 s
+    assert [a.completion_tokens for a in answers] == [4, 4] and [a.error for a in answers] == [
+        None,
+        None,
+    ]
 
 
 def test_no_token_within_the_deadline_is_hung():
@@ -80,7 +96,10 @@ def test_no_answer_within_the_deadline_is_hung():
 def test_a_server_that_ended_is_not_waited_for():
     """Its port may stay open, held by a stray: then only its processes tell."""
     begun = time.monotonic()
-    with serving(30) as url, pytest.raises(ServerFailed, match="ended while requests were at work") as found:
+    with (
+        serving(30) as url,
+        pytest.raises(ServerFailed, match="ended while requests were at work") as found,
+    ):
         send(url, deadline_s=60, alive=lambda: time.monotonic() < begun + 0.2)
     assert not isinstance(found.value, Hung) and time.monotonic() - begun < 20
 
@@ -92,7 +111,9 @@ def test_nobody_on_the_port_is_an_error_of_every_request():
 
 @pytest.mark.parametrize("jump_s", [-7200, 7200])
 def test_a_clock_that_is_set_meanwhile_changes_no_time_and_no_deadline(jump_s, monkeypatch):
-    """The wall clock jumps between any two looks at it; the monotonic clocks are the only ones that the client asks."""
+    """The wall clock jumps between any two looks at it; the monotonic clocks are the only ones that
+    the client asks.
+    """
     real, looks = time.time, []
     monkeypatch.setattr(time, "time", lambda: looks.append(1) or real() + jump_s * len(looks))
     with serving(0.05) as url:

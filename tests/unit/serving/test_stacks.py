@@ -1,4 +1,7 @@
-"""The stacks of a server's processes: read from outside, of a stopped process too, with the reason where they cannot be read."""
+"""The stacks of a server's processes: read from outside, of a stopped process too, with the reason
+where they cannot be read.
+"""
+
 import os
 import signal
 import subprocess
@@ -7,11 +10,19 @@ import time
 
 from workbench.serving import stacks, supervisor
 
-CODE = "import sys, time\ndef waits_for_the_other_rank():\n    print('up', flush=True)\n    time.sleep(600)\nwaits_for_the_other_rank()"
+CODE = (
+    "import sys, time\ndef waits_for_the_other_rank():\n    print('up', flush=True)\n   "
+    " time.sleep(600)\nwaits_for_the_other_rank()"
+)
 
 
 def stand_in(name: str) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, text=True, env={**os.environ, supervisor.MARKER: name})
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, supervisor.MARKER: name},
+    )
     assert process.stdout.readline() == "up\n"
     return process
 
@@ -39,7 +50,9 @@ def test_without_py_spy_the_file_says_so(tmp_path, monkeypatch):
     try:
         stacks.save("hangs-too", tmp_path / "x.log")
         assert "py-spy is not installed" in (tmp_path / "x.stacks.txt").read_text()
-        assert "cannot be written (No such file or directory)" in stacks.save("hangs-too", tmp_path / "nowhere" / "x.log")
+        assert "cannot be written (No such file or directory)" in stacks.save(
+            "hangs-too", tmp_path / "nowhere" / "x.log"
+        )
     finally:
         process.kill()
         process.communicate()

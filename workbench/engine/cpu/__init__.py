@@ -1,1 +1,3 @@
-"""The CPU engine: plain-torch kernels in place of the compiled ones that SGLang's CPU and EAGLE path calls."""
+"""The CPU engine: plain-torch kernels in place of the compiled ones that SGLang's CPU and EAGLE
+path calls.
+"""

@@ -1,4 +1,7 @@
-"""What import stand-ins are made of: a package's names can be imported and passed around; using one raises, by its name."""
+"""What import stand-ins are made of: a package's names can be imported and passed around; using one
+raises, by its name.
+"""
+
 from __future__ import annotations
 
 import sys
@@ -7,7 +10,9 @@ from types import ModuleType
 
 
 class Absent:
-    """Something of a package that is not installed, e.g. ``triton.language.load``; its attributes are absent as well."""
+    """Something of a package that is not installed, e.g. ``triton.language.load``; its attributes
+    are absent as well.
+    """
 
     def __init__(self, name: str):
         self.__name__ = self.__qualname__ = name
@@ -18,7 +23,7 @@ class Absent:
     def __call__(self, *_, **__):
         raise RuntimeError(f"{self.__name__} has no CPU stand-in")
 
-    __getitem__ = __call__      # a kernel is launched by kernel[grid](...)
+    __getitem__ = __call__  # a kernel is launched by kernel[grid](...)
 
     def __mro_entries__(self, bases) -> tuple[type, ...]:
         """A class may derive from an absent one; making an instance of it is a use."""
@@ -36,13 +41,17 @@ class AbsentModule(ModuleType):
 
 
 class Submodules:
-    """Finds ``package.anything``: torch, transformers and SGLang import a few dozen submodules without using them here."""
+    """Finds ``package.anything``: torch, transformers and SGLang import a few dozen submodules
+    without using them here.
+    """
 
     def __init__(self, package: str, missing: tuple[str, ...]):
         self._prefix, self._missing = f"{package}.", missing
 
     def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
-        ours = name.startswith(self._prefix) and name.removeprefix(self._prefix) not in self._missing
+        ours = (
+            name.startswith(self._prefix) and name.removeprefix(self._prefix) not in self._missing
+        )
         return ModuleSpec(name, self, is_package=True) if ours else None
 
     def create_module(self, spec: ModuleSpec) -> AbsentModule:
@@ -53,13 +62,19 @@ class Submodules:
 
 
 def stand_in(package: str, missing: tuple[str, ...] = ()):
-    """Make every submodule of a stand-in importable, but for the missing; returns the ``__getattr__`` for the package itself."""
-    sys.meta_path.append(Submodules(package, missing))      # last, so that a submodule with a file of its own is that file
+    """Make every submodule of a stand-in importable, but for the missing; returns the
+    ``__getattr__`` for the package itself.
+    """
+    sys.meta_path.append(
+        Submodules(package, missing)
+    )  # last, so that a submodule with a file of its own is that file
     return lambda name: absent(package, name, missing)
 
 
 def absent(owner: str, name: str, missing: tuple[str, ...] = ()) -> Absent:
-    """``owner.name``; for Python's own probes (``__path__``, ``__wrapped__``, ...) and what is missing, the AttributeError they expect."""
+    """``owner.name``; for Python's own probes (``__path__``, ``__wrapped__``, ...) and what is
+    missing, the AttributeError they expect.
+    """
     if name in missing or name.startswith("__") and name.endswith("__"):
         raise AttributeError(f"{owner!r} has no attribute {name!r}")
     return Absent(f"{owner}.{name}")

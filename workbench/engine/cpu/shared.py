@@ -1,4 +1,7 @@
-"""Collectives of one machine's ranks through memory they share, which SGLang leaves to its compiled kernels and, without them, to gloo's sockets."""
+"""Collectives of one machine's ranks through memory they share, which SGLang leaves to its compiled
+kernels and, without them, to gloo's sockets.
+"""
+
 from __future__ import annotations
 
 import mmap
@@ -17,30 +20,41 @@ from workbench.engine.hooks import Hook, Refused
 from workbench.engine.orders import SHARED_MEMORY
 
 _GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator."
-_ROOM = 1 << 20                         # bytes of one rank's message; a larger one goes through gloo
-_LINE = 64                              # bytes: each rank writes to a cache line of its own
+_ROOM = 1 << 20  # bytes of one rank's message; a larger one goes through gloo
+_LINE = 64  # bytes: each rank writes to a cache line of its own
 _KINDS = ("all_reduce", "all_gather", "broadcast")
-_YIELDS, _PAUSE_S = 1000, 1e-4          # a rank that waits gives its core away, and after so many times sleeps
+_YIELDS, _PAUSE_S = (
+    1000,
+    1e-4,
+)  # a rank that waits gives its core away, and after so many times sleeps
 
 
 def usable(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether ranks of one machine share memory: unless turned off, where a core's stores are seen in the order in which it makes them."""
+    """Whether ranks of one machine share memory: unless turned off, where a core's stores are seen
+    in the order in which it makes them.
+    """
     return environment.get(SHARED_MEMORY) != "off" and platform.machine() == "x86_64"
 
 
 class Ranks:
-    """One group's ranks, all on this machine. Each of them makes the same calls in the same order, as of any communicator.
+    """One group's ranks, all on this machine. Each of them makes the same calls in the same order,
+    as of any communicator.
 
-    A call posts this rank's message, waits until every rank has posted its own, and reads them. A rank has two places by turns: whoever
-    writes to one again has seen all ranks post the message in between, so they have read the one before.
+    A call posts this rank's message, waits until every rank has posted its own, and reads them. A
+    rank has two places by turns: whoever writes to one again has seen all ranks post the message in
+    between, so they have read the one before.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         """Collective. Raises: Refused where a rank may not open the first one's memory."""
-        self.rank, self.world_size, self._number = dist.get_rank(group), dist.get_world_size(group), 0
+        self.rank, self.world_size, self._number = (
+            dist.get_rank(group),
+            dist.get_world_size(group),
+            0,
+        )
         lines = self.world_size * _LINE
         length, where = 3 * lines + 2 * self.world_size * _ROOM, [None]
-        if self.rank == 0:              # a file without a name: however the ranks end, nothing is left
+        if self.rank == 0:  # a file without a name: however the ranks end, nothing is left
             file = os.memfd_create("draft-tp")
             os.ftruncate(file, length)
             where = [f"/proc/{os.getpid()}/fd/{file}"]
@@ -48,15 +62,30 @@ class Ranks:
         try:
             file = file if self.rank == 0 else os.open(where[0], os.O_RDWR)
         except OSError as error:
-            raise Refused(f"the ranks cannot share memory ({error.strerror}): set {SHARED_MEMORY}=off") from None
+            raise Refused(
+                f"the ranks cannot share memory ({error.strerror}): set {SHARED_MEMORY}=off"
+            ) from None
         memory = mmap.mmap(file, length)
-        dist.barrier(group)             # the first rank's is open until all have it
+        dist.barrier(group)  # the first rank's is open until all have it
         os.close(file)
-        numbers = memoryview(memory)[:3 * lines].cast("q")
-        self._posted, self._said = numbers[:lines // 8], (numbers[lines // 8:lines // 4], numbers[lines // 4:])
-        places = torch.frombuffer(memory, dtype=torch.uint8, offset=3 * lines).view(2, self.world_size, _ROOM)
-        # A decode step has few shapes, and making views takes as long as exchanging what is in them.
-        self._messages = lru_cache(256)(lambda turn, size, dtype, shape: [place[:size].view(dtype).view(shape) for place in places[turn]])
+        numbers = memoryview(memory)[: 3 * lines].cast("q")
+        self._posted, self._said = (
+            numbers[: lines // 8],
+            (
+                numbers[lines // 8 : lines // 4],
+                numbers[lines // 4 :],
+            ),
+        )
+        places = torch.frombuffer(memory, dtype=torch.uint8, offset=3 * lines).view(
+            2, self.world_size, _ROOM
+        )
+        # A decode step has few shapes, and making views takes as long as exchanging what is in
+        # them.
+        self._messages = lru_cache(256)(
+            lambda turn, size, dtype, shape: [
+                place[:size].view(dtype).view(shape) for place in places[turn]
+            ]
+        )
 
     @staticmethod
     def fits(x: torch.Tensor) -> bool:
@@ -93,8 +122,10 @@ class Ranks:
         for rank in range(self.world_size):
             self._wait(rank)
             if (theirs := said[rank * _LINE // 8]) != mine:
-                raise RuntimeError(f"rank {rank} calls {_KINDS[theirs % len(_KINDS)]} of {theirs // len(_KINDS)} bytes where rank "
-                                   f"{self.rank} calls {kind} of {size}")
+                raise RuntimeError(
+                    f"rank {rank} calls {_KINDS[theirs % len(_KINDS)]} of {theirs // len(_KINDS)}"
+                    f" bytes where rank {self.rank} calls {kind} of {size}"
+                )
         return messages
 
     def _wait(self, rank: int) -> None:
@@ -108,28 +139,45 @@ _of: WeakKeyDictionary[object, Ranks | None] = WeakKeyDictionary()
 
 
 def of(group) -> Ranks | None:
-    """The ranks of a GroupCoordinator, None where they do not share memory. The first call is collective."""
+    """The ranks of a GroupCoordinator, None where they do not share memory. The first call is
+    collective.
+    """
     from sglang.srt.runtime_context import get_server_args
 
     if group not in _of:
-        _of[group] = Ranks(group.device_group) if group.world_size > 1 and get_server_args().nnodes == 1 and usable() else None
+        _of[group] = (
+            Ranks(group.device_group)
+            if group.world_size > 1 and get_server_args().nnodes == 1 and usable()
+            else None
+        )
     return _of[group]
 
 
 def hooks() -> list[Hook]:
-    """Around what SGLang's compiled kernels would do themselves for all-reduce and all-gather (parallel_state.py:696, 1426), and broadcast.
+    """Around what SGLang's compiled kernels would do themselves for all-reduce and all-gather
+    (parallel_state.py:696, 1426), and broadcast.
 
     Those kernels know one group a process, the target's; here each group has memory of its own.
     """
+
     def in_memory(kind: str, original, group, input_, *args, **kwargs):
         listed = len(args) > 1 or kwargs.get("output_tensor_list") is not None
         ranks = of(group) if input_.is_cpu and Ranks.fits(input_) and not listed else None
         if ranks is None:
             return original(group, input_, *args, **kwargs)
         # A trace shows where the time went; without a profiler there is nothing to tell.
-        with torch.profiler.record_function(f"shared:{kind}") if torch.autograd._profiler_enabled() else nullcontext():
+        with (
+            torch.profiler.record_function(f"shared:{kind}")
+            if torch.autograd._profiler_enabled()
+            else nullcontext()
+        ):
             return getattr(ranks, kind)(input_, *args, **kwargs)
 
-    parameters = {"all_reduce": ("self", "input_"), "all_gather": ("self", "input_", "dim", "output_tensor_list"),
-                  "broadcast": ("self", "input_", "src")}
-    return [Hook(_GROUP + kind, partial(in_memory, kind), names) for kind, names in parameters.items()]
+    parameters = {
+        "all_reduce": ("self", "input_"),
+        "all_gather": ("self", "input_", "dim", "output_tensor_list"),
+        "broadcast": ("self", "input_", "src"),
+    }
+    return [
+        Hook(_GROUP + kind, partial(in_memory, kind), names) for kind, names in parameters.items()
+    ]

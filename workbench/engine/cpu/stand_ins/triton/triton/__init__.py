@@ -1,14 +1,22 @@
-"""Stand-in for triton: modules can define their kernels; launching one raises RuntimeError with its name."""
+"""Stand-in for triton: modules can define their kernels; launching one raises RuntimeError with its
+name.
+"""
+
 from workbench.engine.cpu.absent import Absent, stand_in
 
 __version__ = "0.0.0"
-# SGLang hooks triton's kernel loading where it finds knobs (srt/utils/triton_load_watch.py:46), and goes without where it does not.
+# SGLang hooks triton's kernel loading where it finds knobs (srt/utils/triton_load_watch.py:46), and
+# goes without where it does not.
 __getattr__ = stand_in(__name__, missing=("knobs",))
 
 
 def jit(function=None, **_):
     """``@triton.jit`` and ``@triton.jit(...)``: a kernel that cannot be launched."""
-    return jit if function is None else Absent(f"the triton kernel {function.__module__}.{function.__qualname__}")
+    return (
+        jit
+        if function is None
+        else Absent(f"the triton kernel {function.__module__}.{function.__qualname__}")
+    )
 
 
 def autotune(*_, **__):

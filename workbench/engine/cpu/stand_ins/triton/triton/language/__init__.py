@@ -1,4 +1,7 @@
-"""Stand-in for triton.language: its names occur in kernels' bodies and annotations, which are never run."""
+"""Stand-in for triton.language: its names occur in kernels' bodies and annotations, which are never
+run.
+"""
+
 from functools import partial
 
 from workbench.engine.cpu.absent import absent
