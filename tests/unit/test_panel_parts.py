@@ -67,6 +67,7 @@ def test_a_new_panel_finds_the_run_at_work_and_can_stop_it(place):
     folder = Quick("cpu-tiny", place).begin()
     again = Quick("cpu-tiny", place)
     ticket.tell_progress(folder, ticket.Progress("draft_tp", 3, 12, "own-1", 40.0))
+    time.sleep(1)  # folders are named by the second
     again.refresh()
     assert (
         again.folder == folder

@@ -166,7 +166,8 @@ def refuse_absent(
     if not held or held < expected.get(experiment, 0):
         wanted = f" where {expected[experiment]} were recorded" if experiment in expected else ""
         raise WorkbenchError(
-            f"{PREFIX}{name} holds {held or 'no'} block{'s' if held != 1 else ''} of {experiment}{wanted},"
+            f"{PREFIX}{name} holds {held or 'no'} block{'s' if held != 1 else ''} of {experiment}"
+            f"{wanted},"
             " and nothing is measured in the replay of a recording: leave that notebook out, or"
             " replay its profile on a machine that can serve it."
         )
