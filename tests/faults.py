@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from workbench.experiment import profile, runlog
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import Block, Failure, Line, Start
 from workbench.run import provenance
 from workbench.serving import forkserver, supervisor

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 
 
 @dataclass(frozen=True)

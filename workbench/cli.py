@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from workbench.experiment.errors import BadInput, WorkbenchError
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.run.lab import NARRATED
 
 if TYPE_CHECKING:
@@ -371,9 +371,9 @@ def _bench_arms(options: argparse.Namespace) -> int:
 
 def _bench_machine(options: argparse.Namespace) -> int:
     from workbench.experiment.profile import load
-    from workbench.predict import machine
+    from workbench.predict import measure_machine
 
-    machine.main(load(options.profile, changes(options.changes)))
+    measure_machine.main(load(options.profile, changes(options.changes)))
     return 0
 
 

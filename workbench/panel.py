@@ -23,11 +23,12 @@ from workbench.experiment import plans
 from workbench.experiment.arms import Arm
 from workbench.experiment.checks import Check
 from workbench.experiment.errors import BadInput, WorkbenchError
-from workbench.experiment.profile import ROOT, Profile, available, load
+from workbench.experiment.profile import Profile, available, load
+from workbench.experiment.profile_sections import ROOT
 from workbench.judge import narrowing
 from workbench.predict import preflight
 from workbench.replay import NOTEBOOKS
-from workbench.report import charts, tables
+from workbench.report import cells, chart_parts, log_tables, sweep_charts, tables
 from workbench.run import ticket as tickets
 from workbench.run.lab import reopen
 from workbench.serving import server_log
@@ -378,7 +379,7 @@ class Panel:
 
 def _checked(found: Sequence[Check]) -> str:
     """The preflight: what warns or refuses in sight, all of it a click away."""
-    table, told = tables.checks(found), [check for check in found if check.status != "passed"]
+    table, told = log_tables.checks(found), [check for check in found if check.status != "passed"]
     refused = sum(check.status == "refused" for check in found)
     word = (
         f"<span class='bad'>{refused} refused</span>"
@@ -397,7 +398,7 @@ def _narrowing(asked: tuple[str, str, str], table: pd.DataFrame) -> str:
     return (
         f"<b>{escape(f'{a} ÷ {b} in {experiment}')}</b><div class='muted'>Dots are pairs of blocks,"
         " the line is their ratio so far, the band its interval. To look at it ends"
-        f" nothing.</div>{charts.svg(charts.narrowing(table))}"
+        f" nothing.</div>{chart_parts.svg(sweep_charts.narrowing(table))}"
     )
 
 
@@ -408,7 +409,7 @@ def _verdict(lab: Any) -> str:
         if verdict["valid"]
         else "<span class='bad'>Not valid.</span>"
     )
-    arms = _table(tables.shown(tables.arms(verdict, lab.profile.model_dump(mode="json"))))
+    arms = _table(cells.shown(tables.arms(verdict, lab.profile.model_dump(mode="json"))))
     where = (
         f"report.html and verdict.json lie in {lab.folder.name}; in this notebook: out ="
         f' "../outputs/{lab.folder.name}"'

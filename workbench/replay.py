@@ -23,10 +23,10 @@ from papermill.exceptions import PapermillExecutionError
 
 import workbench.report.lean_imports  # noqa: F401  (before papermill)
 from workbench.answers import collectives, negative_control
-from workbench.experiment import communication, plans, sweeps
+from workbench.experiment import communication, plans, setting_sweep, sweeps
 from workbench.experiment.errors import BadInput
 from workbench.experiment.plans import Task
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import NEGATIVE, Block, Finding
 from workbench.judge import verdict
 from workbench.judge.stopping import STOPPED
@@ -67,7 +67,7 @@ PLANS: dict[str, Callable[[Lab], Sequence[Task]]] = {
     "05_steps": lambda lab: sweeps.steps(lab.profile, len(lab.prompts), lab.longest_prompt)(
         lab.records
     ),
-    "06_collectives": lambda lab: sweeps.collectives(
+    "06_collectives": lambda lab: setting_sweep.collectives(
         lab.profile,
         len(lab.prompts),
         communication.choose(collectives.facts(lab), lab.profile.sweep.settings)[0],

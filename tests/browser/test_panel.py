@@ -17,7 +17,7 @@ import yaml
 
 from tests.browser.chromium import Chromium
 from workbench.experiment import profile, runlog
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import Block, Start
 from workbench.run import ticket as tickets
 from workbench.serving import supervisor

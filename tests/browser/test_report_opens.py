@@ -11,7 +11,7 @@ from PIL import Image
 from tests.browser.chromium import Chromium
 from tests.simulated import PROFILE, PROVENANCE, VERDICT, block, records
 from workbench.experiment import runlog
-from workbench.report import charts, report
+from workbench.report import chart_parts, report
 
 FIGURES = 8
 HOSTILE = (
@@ -84,7 +84,7 @@ def test_a_charts_colours_reach_the_screen(browser, page):
         "[...document.querySelectorAll('h3')].find(h => h.textContent.startsWith('Accepted"
         " drafts')).scrollIntoView()"
     )
-    image, colours = picture(browser), charts.palette(list(VERDICT["arms"]))
+    image, colours = picture(browser), chart_parts.palette(list(VERDICT["arms"]))
     assert all(colour_count(image, colours[arm]) > 2_000 for arm in ("shared", "own-1"))
 
 

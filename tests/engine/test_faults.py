@@ -27,7 +27,7 @@ from faults import BLOCKS, SHORT, VICTIMS, Ended, Fault, Run, document, measured
 from workbench.experiment import profile, runlog
 from workbench.experiment.arms import Arm
 from workbench.experiment.runlog import Block, Start
-from workbench.serving import server, server_log, supervisor
+from workbench.serving import launch_command, server, server_log, supervisor
 
 pytestmark = pytest.mark.engine
 OTHERS = (
@@ -394,14 +394,14 @@ def test_a_stray_server_that_answers_like_ours_is_never_measured(tmp_path, monke
     """It came between the check and the start; what is launched here never listens."""
     stray = ThreadingHTTPServer(("127.0.0.1", 0), Stray)
     threading.Thread(target=stray.serve_forever, daemon=True).start()
-    launch = server.plan(
+    launch = launch_command.plan(
         profile.load("cpu-tiny"), Arm.parse("none"), port=stray.server_port, server="ours"
     )
-    waits = server.Part(launch.parts[0].node, ("sleep", "600"), {}, stray.server_port)
+    waits = launch_command.Part(launch.parts[0].node, ("sleep", "600"), {}, stray.server_port)
     monkeypatch.setattr(
-        server,
+        launch,
         "plan",
-        lambda *_, **__: server.Launch("ours", stray.server_port, (waits,), launch.orders),
+        lambda *_, **__: launch_command.Launch("ours", stray.server_port, (waits,), launch.orders),
     )
     with pytest.raises(
         server.ServerFailed,

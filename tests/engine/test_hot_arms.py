@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from serving import TOKENS, ask, histogram, per_round, serving
 
-from workbench.answers import offline_decoder, torch_trace
+from workbench.answers import offline_decoder, torch_trace, trace_parts
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import ServerFailed
 from workbench.serving import attestation, client, supervisor
@@ -273,7 +273,7 @@ def test_profiled_cycles_are_those_of_the_arm_in_force(hot, heldout, tmp_path):
         counted = client.server_info(hot.url)["draft_tp"]["counts"]["rounds"]
         first, *others = [torch_trace.read(path) for path in sorted((tmp_path / name).iterdir())]
         assert len(others) == 1
-        parts = torch_trace.decompose(first, others)
+        parts = trace_parts.decompose(first, others)
         for stage in ("draft", "verify", "draft_extend", "prefill", "draft_prefill"):
             assert parts[stage].rounds == counted[stage] - before.get(stage, 0) > 0
         assert parts["verify"].seconds["matrix"] > 0 and "between stages" in parts

@@ -17,7 +17,7 @@ from workbench.engine.orders import Orders, Placement
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import ServerFailed
 from workbench.run import lab
-from workbench.serving import server, supervisor
+from workbench.serving import launch_command, supervisor
 
 pytestmark = pytest.mark.engine
 
@@ -116,7 +116,7 @@ FAULTS = {
 
 
 def test_another_sglang_stops_the_process_in_one_sentence(tiny):
-    launch = server.plan(tiny, Arm.parse("own-1"), port=1, server="fault")
+    launch = launch_command.plan(tiny, Arm.parse("own-1"), port=1, server="fault")
     # SGLang is imported once; each fault is planted in a fork of that process.
     code = f"""
 import os, sys

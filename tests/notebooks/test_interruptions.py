@@ -13,7 +13,7 @@ import pytest
 from replaying import replay
 from simulated_replay import measured
 
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import Finding, RunLog
 from workbench.replay import NOTEBOOKS, finished
 from workbench.run import ticket as tickets

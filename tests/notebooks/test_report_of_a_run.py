@@ -6,7 +6,7 @@ import pytest
 
 from tests.browser.chromium import Chromium
 from workbench import publish
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.run import lab
 from workbench.run.recording import FOLDER
 

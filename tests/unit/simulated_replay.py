@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simulated_sweeps import play, steps_of
 
-from workbench.experiment import plans, sweeps
+from workbench.experiment import plans, setting_sweep, sweeps
 from workbench.experiment.runlog import Block, Finding, RunLog
 from workbench.run.lab import Lab, open_lab
 
@@ -37,7 +37,7 @@ def measured(folder: Path, profile: str = "cpu-tiny") -> Lab:
         lambda records: plans.baseline(chosen, prompts, records),
         lambda _: plans.draft_tp(chosen, prompts),
         sweeps.steps(chosen, prompts),
-        sweeps.collectives(chosen, prompts, chosen.sweep.settings),
+        setting_sweep.collectives(chosen, prompts, chosen.sweep.settings),
     ):
         records = play(plan, speed, spread=0.005, noise=0.004, records=records)
     with RunLog(folder / "runs.jsonl") as file:

@@ -12,9 +12,9 @@ import yaml
 from tests.simulated import records
 from workbench import cli
 from workbench.answers import budget
-from workbench.experiment import profile, runlog
+from workbench.experiment import profile, profile_sections, runlog
 from workbench.experiment.errors import BadInput
-from workbench.predict import machine
+from workbench.predict import machine, measure_machine
 from workbench.run import lab
 from workbench.serving import server
 
@@ -139,12 +139,14 @@ def test_a_profile_survives_being_written_down(tmp_path):
     kept = tmp_path / "profile.json"
     kept.write_text(profile.load("cpu-tiny").model_dump_json())
     assert profile.load(kept) == profile.load("cpu-tiny")
-    assert str(profile.ROOT) not in kept.read_text()
+    assert str(profile_sections.ROOT) not in kept.read_text()
 
 
 def test_the_machine_is_measured_as_the_profile_uses_it(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(machine, "main", lambda chosen: asked.append((chosen.name, chosen.tp)))
+    monkeypatch.setattr(
+        measure_machine, "main", lambda chosen: asked.append((chosen.name, chosen.tp))
+    )
     assert cli.main(["bench", "machine", "cpu-tiny", "-p", "tp=1"]) == 0 and asked == [
         ("cpu-tiny", 1)
     ]
@@ -175,7 +177,7 @@ def test_blocks_measured_without_notebooks_have_their_machines_inputs(
             for kind in ("all_reduce", "all_gather", "broadcast")
         ),
     )
-    monkeypatch.setattr(machine, "of", lambda chosen: inputs)
+    monkeypatch.setattr(measure_machine, "of", lambda chosen: inputs)
     monkeypatch.setattr(lab.Lab, "measure", lambda self, tasks: tasks)
     assert (
         cli.main(["measure", "cpu-tiny", "--out", str(tmp_path / "run")]) == 3

@@ -12,7 +12,7 @@ from workbench.experiment import profile
 from workbench.experiment.arms import Arm
 from workbench.predict import server_flags
 from workbench.run import provenance
-from workbench.serving import server, server_log
+from workbench.serving import launch_command, server, server_log
 
 SECRET = "hf_abcdefghijklmnop"
 
@@ -22,11 +22,11 @@ def with_server(**fields) -> profile.Profile:
     return tiny.model_copy(update={"server": tiny.server.model_copy(update=fields)})
 
 
-def launched(chosen: profile.Profile) -> server.Launch:
-    return server.plan(chosen, Arm.parse("none"), port=4242, server="x")
+def launched(chosen: profile.Profile) -> launch_command.Launch:
+    return launch_command.plan(chosen, Arm.parse("none"), port=4242, server="x")
 
 
-def option(launch: server.Launch, name: str) -> str | None:
+def option(launch: launch_command.Launch, name: str) -> str | None:
     words = launch.command
     return words[words.index(f"--{name}") + 1] if f"--{name}" in words else None
 

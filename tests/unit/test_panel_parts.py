@@ -15,7 +15,7 @@ from workbench import panel as door
 from workbench.experiment.runlog import Block, RunLog
 from workbench.judge import narrowing
 from workbench.panel import Panel
-from workbench.report import charts
+from workbench.report import chart_parts, sweep_charts
 from workbench.run import ticket
 
 SLEEPER = (
@@ -166,7 +166,7 @@ def test_the_interval_narrows_and_ends_as_the_verdict_has_it():
     assert table.iloc[-1]["low"] == pytest.approx(found.interval.low) and table.iloc[-1][
         "ratio"
     ] == pytest.approx(found.interval.ratio)
-    assert charts.svg(charts.narrowing(table)).count("<path") > 6
+    assert chart_parts.svg(sweep_charts.narrowing(table)).count("<path") > 6
 
 
 def test_before_the_first_pair_there_is_nothing_to_see(tmp_path):
@@ -175,8 +175,8 @@ def test_before_the_first_pair_there_is_nothing_to_see(tmp_path):
         and narrowing.question([]) is None
         and ticket.progress(tmp_path) is None
     )
-    assert "no pair of blocks yet" in charts.svg(
-        charts.narrowing(narrowing.narrowing(profile(), []))
+    assert "no pair of blocks yet" in chart_parts.svg(
+        sweep_charts.narrowing(narrowing.narrowing(profile(), []))
     )
 
 

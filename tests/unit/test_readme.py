@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from workbench.answers import cycle_check, memory_check, negative_control
 from workbench.experiment import runlog
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.run import lab, recording
 
 RECORDINGS = ROOT / "fixtures" / "recordings"

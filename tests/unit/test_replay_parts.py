@@ -11,7 +11,7 @@ from simulated_sweeps import play
 from workbench import replay
 from workbench.experiment import plans, runlog, sweeps
 from workbench.experiment.errors import WorkbenchError
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import Block, Failure, RunLog
 from workbench.judge import verdict
 from workbench.run import lab

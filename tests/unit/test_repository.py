@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.replay import NOTEBOOKS
 
 PIN = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s#]+)")

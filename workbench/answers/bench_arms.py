@@ -20,7 +20,7 @@ from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.plans import WARMUP_REQUESTS, Task
 from workbench.experiment.runlog import Block, Line, Start
 from workbench.judge import stats
-from workbench.report import charts
+from workbench.report import chart_parts, sweep_charts
 from workbench.run.lab import Lab
 
 HOT, RESTARTS = "bench_hot", "bench_restarts"
@@ -183,7 +183,9 @@ def arms(lab: Lab, a: str = "own-1", b: str = "shared", pairs: int = 12, starts:
     }
     (lab.folder / "bench.json").write_text(json.dumps(content, indent=1))
     (lab.folder / "bench.svg").write_text(
-        charts.svg(charts.precision(table([point for points in curves for point in points])))
+        chart_parts.svg(
+            sweep_charts.precision(table([point for points in curves for point in points]))
+        )
     )
     return said
 

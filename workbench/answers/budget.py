@@ -14,11 +14,18 @@ from workbench.answers import host_time
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput, WorkbenchError
 from workbench.experiment.runlog import Block
-from workbench.predict import ceilings, cycle_time, machine, model_shape
+from workbench.predict import (
+    ceilings,
+    cycle_time,
+    machine,
+    measure_machine,
+    model_shape,
+    stage_work,
+)
 from workbench.predict.basis import Basis
 from workbench.predict.cycle_time import Prediction
 from workbench.predict.machine import Machine
-from workbench.report.tables import number
+from workbench.report.cells import number
 from workbench.run.lab import Lab
 
 CPU_CAVEAT = " Measured on the CPU engine: not a statement about GPUs."
@@ -40,7 +47,7 @@ def basis(run: Lab) -> Basis:
             )
         )
     try:
-        inputs = machine.of(run.profile) if kept is None else Machine.from_json(kept)
+        inputs = measure_machine.of(run.profile) if kept is None else Machine.from_json(kept)
         target, draft = (
             model_shape.read(getattr(run.profile.pair, side), f"pair.{side}")
             for side in ("target", "draft")
@@ -105,7 +112,7 @@ def collectives(run: Lab, facts: Mapping[str, Any], found: Basis) -> float | Non
     from that by its source.
     """
     counted = facts.get("collectives_per_round") or {}
-    if "draft" in counted and not cycle_time.graphs(run.profile):
+    if "draft" in counted and not stage_work.graphs(run.profile):
         return counted["draft"] + counted.get("draft_extend", 0)
     return (
         None
@@ -114,8 +121,8 @@ def collectives(run: Lab, facts: Mapping[str, Any], found: Basis) -> float | Non
     )
 
 
-def _drafting(run: Lab, found: Basis) -> list[cycle_time.Work]:
-    works = cycle_time.stages(run.profile, found.target, found.draft, Arm("shared"))
+def _drafting(run: Lab, found: Basis) -> list[stage_work.Work]:
+    works = stage_work.stages(run.profile, found.target, found.draft, Arm("shared"))
     return [works[stage] for stage in ("draft", "draft_extend")]
 
 
@@ -226,9 +233,9 @@ def verify_table(
         else rows.assign(
             **{
                 "experts read (of a layer)": [
-                    cycle_time.distinct_experts(
+                    stage_work.distinct_experts(
                         experts.count,
-                        cycle_time.experts_a_token(found.target),
+                        stage_work.experts_a_token(found.target),
                         w * run.profile.workload.concurrency,
                     )
                     for w in times

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pandas as pd
 
 from workbench.answers.steps import best_of, caveat, searched
-from workbench.experiment import communication, halving, metrics, sweeps
+from workbench.experiment import communication, halving, metrics, setting_sweep
 from workbench.experiment.arms import Arm
 from workbench.experiment.communication import Facts
 from workbench.experiment.profile import Profile
@@ -63,7 +63,7 @@ def settings_map(
     Speed is that of the search, by rounds of server starts; of a single setting there is none.
     """
     tried, skipped = communication.choose(facts, profile.sweep.settings)
-    broken, arms = sweeps.failed(records), sweeps.settings_arms(profile)
+    broken, arms = setting_sweep.failed(records), setting_sweep.settings_arms(profile)
     logs: dict[str, dict[int, float]] = {}
     for b in searched(records, COLLECTIVES):
         if (comm := Arm.parse(b.arm).comm) and (speed := metrics.tokens_per_s([b])):
@@ -143,7 +143,7 @@ def collectives_answer(lab: Lab, facts: communication.Facts) -> str:
         if tried
         else ["No setting of the communication layer can be tried here."]
     )
-    broken = sweeps.failed(lab.records)
+    broken = setting_sweep.failed(lab.records)
     said.append(
         f"{len(tried)} setting{'s' * (len(tried) != 1)} tried, {len(skipped)} skipped,"
         f" {len(broken)} failed."

@@ -13,7 +13,7 @@ from workbench.experiment import sweeps
 from workbench.experiment.arms import Arm
 from workbench.predict import step_count
 from workbench.predict.basis import Basis
-from workbench.report.tables import NOT_APPLICABLE, number
+from workbench.report.cells import NOT_APPLICABLE, number
 from workbench.run.lab import Lab
 
 STAGES = (

@@ -12,14 +12,14 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.answers import host_time, profiled_cycles, torch_trace
+from workbench.answers import host_time, profiled_cycles, trace_parts
 from workbench.answers.budget import basis, context
 from workbench.answers.cycle import HOST, measured
 from workbench.experiment.arms import Arm
-from workbench.predict import cycle_time
+from workbench.predict import cycle_time, stage_work
 from workbench.predict.basis import Basis
 from workbench.predict.cycle_time import Prediction
-from workbench.report import tables
+from workbench.report import cells
 from workbench.run import recording
 from workbench.run.lab import Lab, reopen
 
@@ -92,13 +92,13 @@ def kernels(run: Lab, found: Basis) -> dict[str, float]:
         entry = profiled.get(name) or {}
         if not (parts := profiled_cycles.parts(entry)) or entry.get("cpu", True):
             continue
-        for stage, work in cycle_time.stages(
+        for stage, work in stage_work.stages(
             run.profile, found.target, found.draft, Arm(name)
         ).items():
             if stage in parts:
                 counted[stage] = max(
                     0.0,
-                    parts[stage].kernels / torch_trace.cycles(parts)
+                    parts[stage].kernels / trace_parts.cycles(parts)
                     - sum(c.count for c in work.collectives),
                 )
     return counted
@@ -169,7 +169,7 @@ def recorded(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, str]]:
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
     """``compared`` for people: an arm that nothing was taken from shared for has "–" there."""
-    return tables.shown(table.astype(object).where(table.notna(), tables.NOT_APPLICABLE))
+    return cells.shown(table.astype(object).where(table.notna(), cells.NOT_APPLICABLE))
 
 
 def misses(table: pd.DataFrame) -> pd.DataFrame:

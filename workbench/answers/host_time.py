@@ -15,7 +15,7 @@ from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.profile import Profile
 from workbench.predict import cycle_time, model_shape
 from workbench.predict.machine import Machine
-from workbench.report.tables import number
+from workbench.report.cells import number
 from workbench.run import recording
 from workbench.run.lab import Lab
 

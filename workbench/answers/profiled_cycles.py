@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.answers import torch_trace
+from workbench.answers import torch_trace, trace_parts
 from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.runlog import Finding
-from workbench.report.tables import number
+from workbench.report.cells import number
 from workbench.run.lab import Lab
 from workbench.serving.pool import TRACES
 
@@ -42,22 +42,22 @@ def decompositions(run: Lab) -> dict[str, dict[str, Any]]:
 def _decompose(files: list[Path]) -> dict[str, Any]:
     try:
         first, *peers = (torch_trace.read(path) for path in files)
-        parts = torch_trace.decompose(first, peers)
-        torch_trace.cycles(parts)
+        parts = trace_parts.decompose(first, peers)
+        trace_parts.cycles(parts)
     except WorkbenchError as error:
         return {"why": str(error).rstrip(".")}
     return {"parts": {stage: asdict(part) for stage, part in parts.items()}, "cpu": first.cpu}
 
 
-def parts(found: Mapping[str, Any]) -> dict[str, torch_trace.Part]:
+def parts(found: Mapping[str, Any]) -> dict[str, trace_parts.Part]:
     """The parts of one arm's entry; empty where there are none."""
-    return {stage: torch_trace.Part(**part) for stage, part in (found.get("parts") or {}).items()}
+    return {stage: trace_parts.Part(**part) for stage, part in (found.get("parts") or {}).items()}
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """``trace.table`` of every arm that was profiled, under each other."""
     tables = [
-        torch_trace.table(own).assign(arm=arm).set_index("arm").reset_index()
+        trace_parts.table(own).assign(arm=arm).set_index("arm").reset_index()
         for arm, entry in found.items()
         if (own := parts(entry))
     ]
@@ -82,7 +82,7 @@ def bars(found: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
                     arm,
                     stage.replace("_", "-"),
                     "waits for rank" if what == "wait" else what,
-                    1e3 * seconds / torch_trace.cycles(own),
+                    1e3 * seconds / trace_parts.cycles(own),
                 )
                 for what, seconds in spent.items()
             ]
@@ -102,7 +102,7 @@ def answer(found: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]) -
         where = " On a CPU, whose operators stand for kernels:" if entry.get("cpu") else ""
         beside = f" Without the profiler a cycle takes {cycle:.3g} ms." if cycle > 0 else ""
         said.append(
-            f"{arm}:{where} {torch_trace.sentence(own)}{beside}"
+            f"{arm}:{where} {trace_parts.sentence(own)}{beside}"
             if own
             else f"{arm}: no trace ({entry.get('why', 'unknown')})."
         )

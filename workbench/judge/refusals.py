@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.metrics import Run
-from workbench.experiment.profile import Speculation
+from workbench.experiment.profile_sections import Speculation
 from workbench.experiment.runlog import Block, Request, negative_controls
 from workbench.judge import accept
 

@@ -4,29 +4,23 @@ the two folders say.
 
 from __future__ import annotations
 
-import numpy
-
 from workbench.experiment.arms import Arm
 from workbench.experiment.checks import Check, passed, refused, warned
 from workbench.experiment.profile import Profile
+from workbench.predict.aux_layers import aux_layers
 from workbench.predict.memory import serving_dtype
-from workbench.predict.model_shape import ModelShape, canonical
+from workbench.predict.model_shape import ModelShape
 from workbench.predict.sharding import (
     EAGLE3_DRAFTS,
-    LLAMA_DRAFT,
     MLA_DRAFT,
-    aux_count,
-    head_rows,
     implied,
     keeps_embedding,
     takes_head,
 )
+from workbench.predict.vocabulary import token_map, vocabulary
 
 _LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _MLA_ONLY_BACKENDS = ("trtllm_mla", "cutlass_mla", "cutedsl_mla", "flashmla", "tokenspeed_mla")
-# MLA targets that count their layers as LLaMA does (models/longcat_flash.py:1119,
-# models/glm5_next.py:1543).
-_MLA_BUT_ONE_BASED = ("LongcatFlashForCausalLM", "Glm5NextForConditionalGeneration")
 
 
 def algorithm(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
@@ -90,197 +84,6 @@ def hidden_size(profile: Profile, target: ModelShape, draft: ModelShape) -> Chec
             "take a draft with a head of its own",
         )
     return passed("pair.draft.hidden_size", f"{draft.hidden_size}, reading hidden states of {wide}")
-
-
-def captured_layers(target: ModelShape, ids: tuple[int, ...] | None) -> list[int]:
-    """The target's layers whose input SGLang hands to the draft, in the order of the ids.
-
-    An id names a layer's output, so its successor's input is taken (models/llama.py:941);
-    DeepSeek-like targets take ids as they are unless the first is 1 (models/deepseek_v2.py:3470).
-    Without ids: 2, the middle, the third last (models/llama.py:936).
-    """
-    if ids is None:
-        return [2, target.layers // 2, target.layers - 3]
-    verbatim = (
-        target.mla is not None and target.architecture not in _MLA_BUT_ONE_BASED and ids[:1] != (1,)
-    )
-    return [i if verbatim else i + 1 for i in ids]
-
-
-def aux_layers(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """As many distinct layers are captured as the draft's fc joins, each one that the target has
-    (F16).
-    """
-    field, eagle = "pair.draft.eagle_aux_hidden_state_layer_ids", draft.eagle
-    ids, captured = eagle.aux_layers, captured_layers(target, eagle.aux_layers)
-    said = f"{list(ids)}" if ids is not None else f"the default {captured} (no ids given)"
-    own = (
-        "give ids in eagle_config that fit this target's layers, as the draft was trained with them"
-    )
-    outside = [i for i, layer in zip(ids or captured, captured) if not 0 <= layer < target.layers]
-    if outside:
-        last = target.layers - 1 - (captured[0] - ids[0] if ids else 0)
-        return refused(
-            field,
-            f"layer {outside[0]} of {said} is never captured from a target of {target.layers}"
-            f" layers (the last is {last})",
-            own,
-        )
-    if len(set(captured)) != len(captured):
-        return refused(
-            field,
-            f"{said} names one of the target's {target.layers} layers twice, which is captured"
-            " once",
-            own,
-        )
-    if len(captured) != aux_count(draft):
-        return refused(
-            field,
-            f"{said} are {len(captured)} layers where the draft joins {aux_count(draft)}",
-            own,
-        )
-    fc = draft.stored.get("fc.weight")
-    if fc and fc.shape[-1] != len(captured) * target.hidden_size:
-        return refused(
-            field,
-            f"{said} give {len(captured) * target.hidden_size} values where the draft's fc takes"
-            f" {fc.shape[-1]}",
-            own,
-        )
-    # spec_aux_hidden_state.py:192 reads eagle_config alone.
-    if (
-        ids is None
-        and eagle.stray_aux_layers is not None
-        and captured_layers(target, eagle.stray_aux_layers) != captured
-    ):
-        return refused(
-            field,
-            f"{list(eagle.stray_aux_layers)} stands outside eagle_config, where SGLang does not"
-            " look",
-            "move it there",
-        )
-    if not eagle.use_aux_hidden_state:
-        return warned(
-            "pair.draft.use_aux_hidden_state",
-            "is false, so the draft reads the last hidden state alone",
-            "make sure that it was trained so",
-        )
-    if captured != sorted(captured):
-        return warned(
-            field,
-            f"{said} do not ascend, but SGLang joins them in the order of the layers",
-            "make sure that fc was trained on that order",
-        )
-    return passed(
-        field,
-        f"{said}: inputs of layers {captured} of {target.layers}, fc of {len(captured)} x"
-        f" {target.hidden_size}",
-    )
-
-
-def vocabulary(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """The draft embeds the target's tokens and proposes from at most as many
-    (models/llama_eagle3.py:306).
-    """
-    if draft.vocab_size != target.vocab_size:
-        return refused(
-            "pair.draft.vocab_size",
-            f"is {draft.vocab_size} where the target has {target.vocab_size} tokens",
-            "take a draft trained for this target",
-        )
-    if draft.eagle.draft_vocab_size is None and draft.architecture == LLAMA_DRAFT:
-        return refused(
-            "pair.draft.draft_vocab_size",
-            "is not in config.json, and SGLang reads it without a default",
-            "write the rows of the draft's head there, or null to use the target's head",
-        )
-    if head_rows(draft) > target.vocab_size:
-        return refused(
-            "pair.draft.draft_vocab_size",
-            f"is {head_rows(draft)}, more than the target's {target.vocab_size} tokens",
-            "take a draft trained for this target",
-        )
-    if draft.tied and head_rows(draft) != draft.vocab_size:
-        return refused(
-            "pair.draft.tie_word_embeddings",
-            f"ties a head of {head_rows(draft)} rows to {draft.vocab_size} embeddings",
-            "untie it, or drop draft_vocab_size",
-        )
-    return passed(
-        "pair.draft.draft_vocab_size",
-        f"{head_rows(draft)} of the target's {target.vocab_size} tokens"
-        + (
-            ", by the target's head"
-            if takes_head(draft)
-            else ", by its embedding"
-            if draft.tied
-            else ""
-        ),
-    )
-
-
-def token_map(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """d2t holds offsets: draft token i is the target's i + d2t[i] (models/llama_eagle3.py:352); t2d
-    marks the same tokens (F15).
-    """
-    field, rows = "pair.draft.d2t", head_rows(draft)
-    names = {canonical(t.name): t.name for t in draft.tensors}
-    again = "convert the draft again from its training checkpoint"
-    if "d2t" not in names:
-        if rows < target.vocab_size and draft.tensors:
-            return refused(
-                field,
-                f"is missing, so {rows} draft tokens would be taken for the target's first {rows}",
-                again,
-            )
-        return passed(
-            field,
-            (
-                "none needed: the draft proposes the target's own tokens"
-                if rows == target.vocab_size
-                else "no weights: draft tokens stand for the target's first ones"
-            ),
-        )
-    offsets = draft.values(names["d2t"])
-    if offsets.shape != (rows,) or not numpy.issubdtype(offsets.dtype, numpy.integer):
-        return refused(
-            field,
-            f"holds {offsets.dtype} of shape {list(offsets.shape)} where {rows} integers are due",
-            again,
-        )
-    tokens = offsets.astype(numpy.int64) + numpy.arange(rows)
-    wrong = numpy.flatnonzero((tokens < 0) | (tokens >= target.vocab_size))
-    if wrong.size:
-        return refused(
-            field,
-            f"maps draft token {wrong[0]} to {tokens[wrong[0]]}, outside the target's"
-            f" {target.vocab_size} tokens",
-            "store offsets, not token ids, or take the draft of this target",
-        )
-    if len(numpy.unique(tokens)) != rows:
-        return refused(
-            field, f"maps {rows} draft tokens to {len(numpy.unique(tokens))} of the target", again
-        )
-    if "t2d" in names:
-        marks = draft.values(names["t2d"]).astype(bool)
-        if marks.shape != (target.vocab_size,) or marks.sum() != rows:
-            return refused(
-                "pair.draft.t2d",
-                f"marks {marks.sum()} of {marks.size} tokens where d2t names {rows} of"
-                f" {target.vocab_size}",
-                again,
-            )
-        if not marks[tokens].all():
-            return refused(
-                "pair.draft.t2d",
-                f"does not mark token {tokens[~marks[tokens]][0]}, which d2t names",
-                again,
-            )
-    return passed(
-        field,
-        f"{rows} offsets into the target's {target.vocab_size} tokens"
-        + (", as t2d marks them" if "t2d" in names else ""),
-    )
 
 
 def embedding(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:

@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from workbench.experiment.checks import Check, passed, refused, warned
-from workbench.experiment.profile import Profile, plain_number
+from workbench.experiment.profile import Profile
+from workbench.experiment.profile_sections import plain_number
 from workbench.serving import server_log
 
 # What the workbench sets from elsewhere in the profile, and the field to use instead.

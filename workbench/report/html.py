@@ -14,7 +14,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from workbench.report import charts, tables
+from workbench.report import cells, chart_parts, charts
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -62,12 +62,15 @@ def figure(title: str, caption: str, chart: Callable[[int], charts.alt.TopLevelM
     return Figure(
         title,
         caption.strip(),
-        *(Markup(charts.svg(chart(width))) for width in (charts.WIDE, charts.NARROW)),
+        *(
+            Markup(chart_parts.svg(chart(width)))
+            for width in (chart_parts.WIDE, chart_parts.NARROW)
+        ),
     )
 
 
 def table(frame: pd.DataFrame) -> Table:
-    words = tables.shown(frame)
+    words = cells.shown(frame)
     columns = []
     for heading in frame.columns:
         name, _, unit = heading.partition(" (")
@@ -75,7 +78,7 @@ def table(frame: pd.DataFrame) -> Table:
             (
                 name,
                 unit.rstrip(")"),
-                any(pd.notna(tables.number(cell)) for cell in frame[heading].tolist()),
+                any(pd.notna(cells.number(cell)) for cell in frame[heading].tolist()),
             )
         )
     return Table(tuple(columns), tuple(words.itertuples(index=False, name=None)))

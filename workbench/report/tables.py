@@ -4,24 +4,19 @@ in the column names.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from workbench.experiment.arms import Arm
-from workbench.experiment.checks import Check
 from workbench.experiment.errors import BadInput
-from workbench.experiment.profile import Speculation
-from workbench.experiment.runlog import Block, Failure, Finding, Line, Start
+from workbench.experiment.profile_sections import Speculation
 from workbench.experiment.sweeps import crossing
+from workbench.report.cells import NOT_APPLICABLE, UNKNOWN, decimal, number, parsed
+from workbench.report.log_tables import output
 
-MAX_ROWS = 5_000
-MAX_DATA = 500  # characters of a finding's data that are shown
-UNKNOWN = "unknown"
-NOT_APPLICABLE = "–"
 STAGES = ("draft", "verify", "draft_extend")
 BEFORE = ("prefill", "draft_prefill")  # once a request, so no part of a cycle
 METRIC_NAMES = {"tokens_per_s": "throughput", "cycle_ms": "cycle time"}
@@ -32,33 +27,6 @@ DRAFT_ONLY = [
     "accept rate (%)",
     "draft collectives (per cycle)",
 ]
-
-
-def measured(records: Sequence[Line]) -> list[Block]:
-    """The blocks that count for comparisons, in the order of the log."""
-    return [r for r in records if isinstance(r, Block) and r.role == "measure"]
-
-
-def blocks(records: Sequence[Line]) -> pd.DataFrame:
-    """One row a measured block: completion tokens of all its requests over the block's seconds,
-    first sent to last ended.
-    """
-    rows = [
-        (
-            b.experiment,
-            b.arm,
-            b.start,
-            b.pair,
-            sum(r.completion_tokens for r in b.requests),
-            b.seconds,
-            1,
-        )
-        for b in measured(records)
-    ]
-    table = pd.DataFrame(
-        rows, columns=["experiment", "arm", "start", "pair", "tokens", "time (s)", "blocks"]
-    )
-    return _with_throughput(table.astype({"pair": "Int64"}))
 
 
 def with_result(table: pd.DataFrame, verdict: Mapping[str, Any]) -> pd.DataFrame:
@@ -75,51 +43,6 @@ def with_result(table: pd.DataFrame, verdict: Mapping[str, Any]) -> pd.DataFrame
     return table.loc[
         [known(experiment, arm) for experiment, arm in zip(table["experiment"], table["arm"])]
     ]
-
-
-def thinned(table: pd.DataFrame, limit: int = MAX_ROWS) -> pd.DataFrame:
-    """``blocks`` in at most ``limit`` rows: neighbouring blocks of one arm and start are added up,
-    "blocks" says how many.
-
-    Raises: ValueError when there are as many arms as rows allowed.
-    """
-    if len(table) <= limit:
-        return table
-    keys = (
-        ["experiment", "arm", "start"]
-        if table.groupby(["experiment", "arm", "start"]).ngroups < limit
-        else ["experiment", "arm"]
-    )
-    room = (
-        limit - table.groupby(keys).ngroups
-    )  # each group's last bin may be part full: one row more a group
-    if room < 1:
-        raise ValueError(
-            f"{len(table)} blocks cannot be shown in {limit} rows: they are of too many arms"
-        )
-    table = table.sort_values([*keys, "pair"], kind="stable")
-    neighbours = table.groupby(keys).cumcount() // math.ceil(len(table) / room)
-    summed = ("tokens", "time (s)", "blocks")
-    merged = table.groupby([*keys, neighbours.rename("bin")]).agg(
-        {c: "sum" if c in summed else "first" for c in table if c not in keys}
-    )
-    return _with_throughput(merged.reset_index().drop(columns="bin"))
-
-
-def _output(verdict: Mapping[str, Any], arm: str) -> str:
-    """Whether an arm's answers are none's, and where some are not, how many: also where the verdict
-    puts them down to chance.
-    """
-    counts = [c for c in verdict.get("parity_counts") or [] if c.get("arm") == arm]
-    result, differ = (
-        (verdict.get("parity") or {}).get(arm) or "not checked",
-        sum(c["mismatched"] for c in counts),
-    )
-    if not differ:
-        return result
-    return f"{differ} of {sum(c['compared'] for c in counts)} differ" + (
-        ", as often as chance allows" if result == "identical" else ""
-    )
 
 
 def arms(verdict: Mapping[str, Any], profile: Mapping[str, Any]) -> pd.DataFrame:
@@ -142,7 +65,7 @@ def arms(verdict: Mapping[str, Any], profile: Mapping[str, Any]) -> pd.DataFrame
                 (facts.get("collectives_per_round") or {}).get("draft")
             ),
             "drafting": drafting(arm, profile) if arm else UNKNOWN,
-            "output": _output(verdict, name),
+            "output": output(verdict, name),
             "attested": facts.get("attested"),
         }
         if arm is not None and not arm.speculates:
@@ -264,112 +187,7 @@ def parity(verdict: Mapping[str, Any]) -> pd.DataFrame:
     )
 
 
-def failures(records: Sequence[Line]) -> pd.DataFrame:
-    """One row for each thing that was to be measured and was not, requests that ended in an error
-    included.
-    """
-    rows = [
-        (r.experiment, r.arm, r.what, r.reason, "\n".join(r.log_tail))
-        for r in records
-        if isinstance(r, Failure)
-    ]
-    rows += [
-        (b.experiment, b.arm, "request", f"{r.prompt}: {r.error}", "")
-        for b in records
-        if isinstance(b, Block)
-        for r in b.requests
-        if r.error
-    ]
-    return pd.DataFrame(rows, columns=["experiment", "arm", "what", "reason", "end of the log"])
-
-
-def findings(records: Sequence[Line]) -> pd.DataFrame:
-    """One row a named answer of a notebook; of two with one name the later. Data of many values
-    stay in the log.
-    """
-    latest = {(r.experiment, r.name): r.value for r in records if isinstance(r, Finding)}
-    words = {
-        key: value if isinstance(value, str) else json.dumps(value, default=str)
-        for key, value in latest.items()
-    }
-    rows = [
-        (
-            *key,
-            (
-                said
-                if isinstance(latest[key], str) or len(said) <= MAX_DATA
-                else "data, in runs.jsonl"
-            ),
-        )
-        for key, said in words.items()
-    ]
-    return pd.DataFrame(rows, columns=["experiment", "finding", "value"])
-
-
 SPEED = "speed (% of the best)"  # a column of the searches' maps
-
-
-def checks(found: Sequence[Check]) -> pd.DataFrame:
-    """One row a check of the preflight."""
-    return pd.DataFrame(
-        [vars(check) for check in found], columns=["name", "status", "detail", "mend"]
-    )
-
-
-def starts(records: Sequence[Line]) -> list[Start]:
-    """The first start of each experiment and set of arms: the later ones differ in port and time
-    only.
-    """
-    first: dict[tuple, Start] = {}
-    for record in records:
-        if isinstance(record, Start):
-            first.setdefault((record.experiment, record.arms), record)
-    return list(first.values())
-
-
-def provenance(facts: Mapping[str, Any]) -> pd.DataFrame:
-    """One row a fact, nested ones by their dotted path."""
-    return pd.DataFrame(list(_flat(facts)), columns=["fact", "value"])
-
-
-def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """The table for people: every cell a string, a missing value the word "unknown", one number of
-    decimals a column.
-    """
-    return pd.DataFrame(
-        {column: _words(table[column].tolist()) for column in table.columns}, dtype=object
-    )
-
-
-def number(value: Any) -> float:
-    """The finite number that a JSON value is; NaN (unknown) for everything else, never 0."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else math.nan
-
-
-def decimal(value: Any, places: int = 2) -> str:
-    """A number without trailing zeros; "unknown" for what is none."""
-    value = number(value)
-    if math.isnan(value):
-        return UNKNOWN
-    text = f"{value:,.{places}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def fixed(value: Any, places: int = 3) -> str:
-    """A number with so many decimals; "unknown" for what is none."""
-    value = number(value)
-    return UNKNOWN if math.isnan(value) else f"{value:,.{places}f}"
-
-
-def parsed(name: str) -> Arm | None:
-    """The arm of a name; None for a name that is none, so that a damaged verdict still gives a
-    report.
-    """
-    try:
-        return Arm.parse(name)
-    except BadInput:
-        return None
 
 
 def drafting(arm: Arm | None, profile: Mapping[str, Any]) -> str:
@@ -469,59 +287,9 @@ def _ratios(items: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     )
 
 
-def _with_throughput(table: pd.DataFrame) -> pd.DataFrame:
-    return table.assign(
-        **{
-            "throughput (tokens/s)": (
-                table["tokens"] / table["time (s)"].where(table["time (s)"] > 0)
-            )
-        }
-    )
-
-
 def _draft_ranks(arm: Arm | None, profile: Mapping[str, Any]) -> float:
     """Ranks in the draft's group: the target's own for the shared placement."""
     return math.nan if arm is None else number(arm.group or profile.get("tp"))
-
-
-def _flat(facts: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    items = facts.items() if isinstance(facts, Mapping) else enumerate(facts, 1)
-    for key, value in items:
-        here = f"{path}.{key}" if path else str(key)
-        listed = isinstance(value, (list, tuple))
-        if (
-            isinstance(value, Mapping)
-            or listed
-            and any(isinstance(item, (Mapping, list, tuple)) for item in value)
-        ):
-            yield from _flat(value, here)
-        elif listed:
-            yield here, " ".join(map(str, value)) or "none"
-        else:
-            yield (
-                here,
-                (
-                    UNKNOWN
-                    if value is None
-                    else {True: "yes", False: "no"}[value]
-                    if isinstance(value, bool)
-                    else str(value)
-                ),
-            )
-
-
-def _words(cells: list[Any]) -> list[str]:
-    numbers = [abs(n) for cell in cells if not math.isnan(n := number(cell))]
-    largest = max(numbers, default=0)
-    most = 0 if largest >= 1000 else 1 if largest >= 100 else 2 if largest >= 10 else 3
-    places = next(p for p in range(most + 1) if all(round(n, p) == round(n, most) for n in numbers))
-
-    def words(cell: Any) -> str:
-        if isinstance(cell, bool):
-            return "yes" if cell else "no"
-        return cell if isinstance(cell, str) else fixed(cell, places)
-
-    return [words(cell) for cell in cells]
 
 
 def load_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,16 @@ import pandas as pd
 
 from workbench.judge import stats
 from workbench.judge.stats import Interval
-from workbench.report import charts, html, report, tables
+from workbench.report import (
+    cells,
+    chart_parts,
+    charts,
+    cycle_charts,
+    html,
+    log_tables,
+    report,
+    tables,
+)
 from workbench.run import provenance
 
 METRIC = tables.METRIC_NAMES["tokens_per_s"]
@@ -43,14 +52,14 @@ def differences(a: Run, b: Run) -> pd.DataFrame:
         ("provenance", a.provenance, b.provenance),
     ):
         left, right = (
-            dict(tables.provenance(facts).itertuples(index=False)) for facts in (one, other)
+            dict(log_tables.provenance(facts).itertuples(index=False)) for facts in (one, other)
         )
         rows += [
             (
                 fact,
                 source,
-                left.get(fact, tables.NOT_APPLICABLE),
-                right.get(fact, tables.NOT_APPLICABLE),
+                left.get(fact, cells.NOT_APPLICABLE),
+                right.get(fact, cells.NOT_APPLICABLE),
             )
             for fact in dict.fromkeys([*left, *right])
             if left.get(fact) != right.get(fact)
@@ -215,7 +224,7 @@ def shown(rows: pd.DataFrame) -> pd.DataFrame:
 
     def cell(row: Mapping[str, Any], value: str, low: str, high: str) -> str:
         return (
-            tables.NOT_APPLICABLE
+            cells.NOT_APPLICABLE
             if math.isnan(row[value])
             else f"{row[value]:.3f} ({row[low]:.3f} to {row[high]:.3f})"
         )
@@ -261,7 +270,7 @@ def render(a: Run, b: Run) -> str:
             html.figure(
                 "Where a cycle’s time goes in both runs",
                 "Measured inside the server, by stage; a stage that is not shown was not measured.",
-                lambda width: charts.stage_times(stages, width),
+                lambda width: cycle_charts.stage_times(stages, width),
             )
         )
     names = dict.fromkeys([*(a.verdict.get("arms") or {}), *(b.verdict.get("arms") or {})])
@@ -283,7 +292,7 @@ def render(a: Run, b: Run) -> str:
         comparisons=html.table(shown(rows)),
         figures=figures,
         arms=html.table(arms(a, b)),
-        colours=charts.palette(list(names)),
+        colours=chart_parts.palette(list(names)),
         files=[
             html.download(
                 f"{letter}-{kind}.json",

@@ -19,7 +19,8 @@ from typing import Any
 
 import psutil
 
-from workbench.experiment.profile import ROOT, Profile
+from workbench.experiment.profile import Profile
+from workbench.experiment.profile_sections import ROOT
 from workbench.serving import gpus, server_log
 
 PACKAGES = (

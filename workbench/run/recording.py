@@ -14,7 +14,8 @@ from typing import Any
 
 from workbench.experiment import runlog
 from workbench.experiment.errors import BadInput, WorkbenchError
-from workbench.experiment.profile import ROOT, Profile
+from workbench.experiment.profile import Profile
+from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import Block, Failure, Finding, RunLog
 from workbench.judge import verdict
 from workbench.judge.stopping import STOPPED

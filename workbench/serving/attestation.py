@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.experiment import communication
 from workbench.experiment.arms import Arm
-from workbench.experiment.profile import Speculation
+from workbench.experiment.profile_sections import Speculation
 from workbench.experiment.runlog import Request
 
 

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from workbench.experiment.checks import Check, passed, refused, warned
-from workbench.experiment.profile import ROOT, Node, Profile
+from workbench.experiment.profile import Profile
+from workbench.experiment.profile_sections import ROOT, Node
 
 
 def flags(profile: Profile, node: int, port: int) -> dict[str, str | int]:

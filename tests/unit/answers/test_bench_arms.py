@@ -15,7 +15,7 @@ from workbench import cli
 from workbench.answers import bench_arms
 from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.runlog import Block, RunLog, Start
-from workbench.report import charts
+from workbench.report import sweep_charts
 from workbench.run import lab
 
 START_S = 15.0
@@ -150,7 +150,7 @@ def test_the_chart_is_a_picture_without_a_network():
         for way in (bench_arms.HOT, bench_arms.RESTARTS)
         for point in bench_arms.curve(records(1), way, "own-1", "shared")
     ]
-    drawn = charts.precision(bench_arms.table(points)).to_dict()
+    drawn = sweep_charts.precision(bench_arms.table(points)).to_dict()
     assert {layer["mark"]["type"] for layer in drawn["layer"]} == {"line", "circle"}
     assert drawn["layer"][0]["encoding"]["x"]["scale"]["type"] == "log"
 

@@ -17,10 +17,9 @@ from tiny_models import DEEPSEEK, write_pair
 from workbench.answers import budget, cycle, cycle_check, host_time, profiled_cycles
 from workbench.experiment.arms import Arm
 from workbench.experiment.runlog import Finding, RunLog
-from workbench.predict import ceilings, cycle_time, step_count
-from workbench.predict import machine as machines
+from workbench.predict import ceilings, cycle_time, measure_machine, stage_work, step_count
 from workbench.predict.machine import Latency, Machine
-from workbench.report import charts, tables
+from workbench.report import cells, chart_parts, cycle_charts
 from workbench.run import recording
 from workbench.run.lab import Lab
 
@@ -102,19 +101,19 @@ def verdict(run):
 
 
 def test_a_log_without_measurements_takes_this_machine_and_keeps_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(machines, "of", lambda profile: cpu_machine())
+    monkeypatch.setattr(measure_machine, "of", lambda profile: cpu_machine())
     empty = lab(tmp_path)
     assert budget.basis(empty).inputs == cpu_machine()
     assert Machine.from_json(empty.finding("machine")) == cpu_machine()
 
 
 def test_the_logs_own_machine_is_used_and_nothing_is_measured(run, monkeypatch):
-    monkeypatch.setattr(machines, "of", lambda profile: pytest.fail("measured"))
+    monkeypatch.setattr(measure_machine, "of", lambda profile: pytest.fail("measured"))
     assert budget.basis(run).inputs == cpu_machine()
 
 
 def test_measurements_of_an_unknown_machine_are_not_predicted_from_this_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(machines, "of", lambda profile: pytest.fail("measured"))
+    monkeypatch.setattr(measure_machine, "of", lambda profile: pytest.fail("measured"))
     stranger = lab(tmp_path, simulated_runs.sound())
     found, verdict = budget.basis(stranger), stranger.verdict.to_json()
     assert found.inputs is None and "run 02_budget before the servers" in found.why
@@ -220,7 +219,7 @@ def test_the_placements_table_adds_up_and_can_be_drawn(run):
     assert bars.groupby("arm")["time (ms/cycle)"].sum().to_dict() == pytest.approx(
         dict(zip(table["arm"], table["drafting (ms/cycle)"]))
     )
-    assert "own-1" in charts.svg(charts.stage_times(bars))
+    assert "own-1" in chart_parts.svg(cycle_charts.stage_times(bars))
 
 
 def test_a_mixtures_verify_table_counts_experts(tmp_path, run):
@@ -303,7 +302,7 @@ def test_measured_and_predicted_stand_side_by_side(run, verdict):
     assert set(bars["arm"]) == {
         f"{arm}, {how}" for arm in ("none", "shared", "own-1") for how in ("measured", "predicted")
     }
-    assert "shared, predicted" in charts.svg(charts.stage_times(bars))
+    assert "shared, predicted" in chart_parts.svg(cycle_charts.stage_times(bars))
 
 
 def test_the_answer_says_what_is_spent_what_could_and_what_was_saved(run, verdict):
@@ -366,15 +365,15 @@ def test_without_stage_times_there_is_no_answer(tmp_path):
         profiled_cycles.table({}),
         step_count.table(()),
     ):
-        assert tables.shown(table).empty
+        assert cells.shown(table).empty
     missed = cycle_check.misses(cycle_check.compared(nothing, {}, budget.Basis()))
     for chart in (
-        charts.stage_times(cycle_check.bars(nothing, {}, budget.Basis())),
-        charts.misses(missed, 15),
-        charts.decomposition(profiled_cycles.bars({})),
-        charts.verify_width(cycle.widths(nothing, {}, budget.Basis())),
+        cycle_charts.stage_times(cycle_check.bars(nothing, {}, budget.Basis())),
+        cycle_charts.misses(missed, 15),
+        cycle_charts.decomposition(profiled_cycles.bars({})),
+        cycle_charts.verify_width(cycle.widths(nothing, {}, budget.Basis())),
     ):
-        charts.svg(chart)
+        chart_parts.svg(chart)
 
 
 def test_other_step_counts_are_judged_by_what_was_measured(run, verdict):
@@ -407,7 +406,7 @@ def test_a_longer_chain_tells_of_more_positions_and_widths(tmp_path, run, verdic
     assert rows["predicted (ms)"].is_monotonic_increasing and rows.index.tolist() == list(
         range(1, 9)
     )
-    assert "measured" in charts.svg(charts.verify_width(rows.reset_index()))
+    assert "measured" in chart_parts.svg(cycle_charts.verify_width(rows.reset_index()))
     assert "simulated" not in cycle.best_steps(run, deeper)
     facts["accept_simulated"] = True
     assert cycle.best_steps(run, deeper).endswith(
@@ -493,7 +492,7 @@ def test_misses_are_drawn_by_run_and_arm(run, verdict):
         f"{name}: {arm}" for name in ("first", "second") for arm in ("none", "shared", "own-1")
     )
     assert (both["prediction"] == cycle_check.FITTED).sum() == 2
-    assert "second: own-1" in charts.svg(charts.misses(both, cycle_check.ALLOWED))
+    assert "second: own-1" in chart_parts.svg(cycle_charts.misses(both, cycle_check.ALLOWED))
 
 
 def gpu_basis(folder) -> budget.Basis:
@@ -524,7 +523,7 @@ def test_kernels_are_those_that_a_trace_counted(tmp_path):
     cycle_by_cycle(many).write(folder / "TP-0.trace.json")
     collectives = {
         stage: sum(c.count for c in work.collectives)
-        for stage, work in cycle_time.stages(
+        for stage, work in stage_work.stages(
             gpu.profile, found.target, found.draft, Arm("shared")
         ).items()
     }
@@ -663,7 +662,7 @@ def test_traces_in_the_runs_folder_are_decomposed_by_arm_and_kept_in_the_log(run
     bars = profiled_cycles.bars(found)
     total = profiled_cycles.table(found).set_index("stage")["total (ms/cycle)"]
     assert bars.groupby("stage")["time (ms/cycle)"].sum()["draft"] == pytest.approx(total["draft"])
-    assert "shared, draft" in charts.svg(charts.decomposition(bars))
+    assert "shared, draft" in chart_parts.svg(cycle_charts.decomposition(bars))
     for file in folder.iterdir():
         file.unlink()  # a recording has the log alone
     assert profiled_cycles.decompositions(run) == found

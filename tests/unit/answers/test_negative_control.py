@@ -10,7 +10,8 @@ import pytest
 from workbench.answers import negative_control
 from workbench.experiment import runlog
 from workbench.experiment.errors import Hung, ServerFailed
-from workbench.experiment.profile import ROOT, load
+from workbench.experiment.profile import load
+from workbench.experiment.profile_sections import ROOT
 from workbench.run import lab
 
 

@@ -21,7 +21,7 @@ from workbench.answers.offline_decoder import (
     total_histogram,
 )
 from workbench.experiment.errors import BadInput
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 
 PAIRS = {"tiny": 3.0, "tiny-kimi": 2.8}  # the accept length each is promised to reach at 3 steps
 PROMPTS = 12

@@ -8,7 +8,8 @@ import tracemalloc
 
 import pytest
 
-from workbench.answers.torch_trace import BETWEEN, cycles, decompose, read, sentence, table
+from workbench.answers.torch_trace import BETWEEN, read
+from workbench.answers.trace_parts import cycles, decompose, sentence, table
 from workbench.experiment.errors import BadInput
 
 NCCL, CUSTOM = (

@@ -11,7 +11,7 @@ from workbench.engine.orders import Orders, Placement
 from workbench.experiment import profile
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
-from workbench.serving import server
+from workbench.serving import launch_command
 
 HOT = Orders(arms=(Placement("shared"), Placement("shared#2", number=2)))
 FIELDS = dict.fromkeys(field for field, *_ in unsupported.UNSUPPORTED + unsupported.UNSUPPORTED_HOT)
@@ -83,8 +83,8 @@ def test_a_flush_keeps_the_allocators_memory():
     assert seen == [False, False]
 
 
-def plan(*names: str) -> server.Launch:
-    return server.plan(
+def plan(*names: str) -> launch_command.Launch:
+    return launch_command.plan(
         profile.load("cpu-tiny"), [Arm.parse(name) for name in names], port=1, server="x"
     )
 

@@ -15,7 +15,7 @@ from workbench.experiment.communication import SETTINGS, Facts
 from workbench.experiment.errors import BadInput
 from workbench.predict import preflight, server_flags
 from workbench.run.lab import Lab
-from workbench.serving import attestation, gpus, server
+from workbench.serving import attestation, gpus, launch_command
 
 H200 = Facts("cuda", 2, (9, 0), nvlink=True, p2p=True, environment={"NCCL_NVLS_ENABLE": "0"})
 RTX6000 = Facts("cuda", 8, (12, 0), nvlink=False, p2p=True)
@@ -83,20 +83,20 @@ def test_the_cpu_engine_has_gloo():
 
 def test_a_server_gets_the_settings_variables_and_flags_over_the_profiles():
     chosen = profile("cuda", server={"environment": {"NCCL_ALGO": "tree", "OTHER": "1"}})
-    launch = server.plan(chosen, Arm.parse("shared+comm=nccl-ring"), port=1, server="s")
+    launch = launch_command.plan(chosen, Arm.parse("shared+comm=nccl-ring"), port=1, server="s")
     assert (
         launch.environment["NCCL_ALGO"] == "allreduce:ring" and launch.environment["OTHER"] == "1"
     )
     assert "--disable-custom-all-reduce" in launch.command
     assert (
         "--disable-custom-all-reduce"
-        not in server.plan(chosen, Arm.parse("shared"), port=1, server="s").command
+        not in launch_command.plan(chosen, Arm.parse("shared"), port=1, server="s").command
     )
 
 
 def test_arms_of_two_settings_are_not_held_by_one_server():
     with pytest.raises(BadInput, match="one setting of the communication layer"):
-        server.plan(
+        launch_command.plan(
             profile(), [Arm.parse("shared"), Arm.parse("shared+comm=gloo-lo")], port=1, server="s"
         )
 

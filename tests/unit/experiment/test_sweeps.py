@@ -10,12 +10,12 @@ from simulated_runs import profile
 from simulated_sweeps import play, steps_of
 
 from workbench.answers import collectives, steps
-from workbench.experiment import communication, sweeps
+from workbench.experiment import communication, setting_sweep, sweeps
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.runlog import Block, Failure, Start
 from workbench.judge import verdict
-from workbench.report import charts, tables
+from workbench.report import chart_parts, charts, sweep_charts, tables
 
 PROMPTS = 200
 PLAN = {"pairs": 8, "starts": 3, "blocks_per_start": 2}
@@ -266,18 +266,18 @@ def test_acceptance_implies_the_accept_length_of_every_chain(swept):
 def test_charts_of_sweeps_are_drawn_and_of_nothing_say_why(swept):
     chosen, records = swept
     rows = tables.comparisons(verdict.judge(chosen, records).to_json())
-    drawn = charts.svg(charts.sweep_map(steps.sweep_map(chosen, records)))
+    drawn = chart_parts.svg(sweep_charts.sweep_map(steps.sweep_map(chosen, records)))
     assert drawn.count('aria-roledescription="rect mark"') == 8 and "100 (6)" in drawn
     loads = tables.load_table(rows)
     assert sorted(set(loads["requests at once"])) == [
         1,
         4,
-    ] and "own-1+steps=2 ÷ none" in charts.svg(charts.by_load(loads))
-    assert "no search" in charts.svg(charts.sweep_map(steps.sweep_map(chosen, [])))
-    assert "no comparison has a result" in charts.svg(
-        charts.by_load(tables.load_table(rows.iloc[:0]))
+    ] and "own-1+steps=2 ÷ none" in chart_parts.svg(sweep_charts.by_load(loads))
+    assert "no search" in chart_parts.svg(sweep_charts.sweep_map(steps.sweep_map(chosen, [])))
+    assert "no comparison has a result" in chart_parts.svg(
+        sweep_charts.by_load(tables.load_table(rows.iloc[:0]))
     )
-    assert "nothing was compared" in charts.svg(charts.forest(rows.iloc[:0]))
+    assert "nothing was compared" in chart_parts.svg(charts.forest(rows.iloc[:0]))
 
 
 def test_a_single_step_count_needs_no_search():
@@ -309,7 +309,9 @@ def by_setting(**speeds):
 def test_one_setting_is_compared_at_once():
     chosen = profile(plan=PLAN)
     records = play(
-        sweeps.collectives(chosen, PROMPTS, ("gloo-lo",)), by_setting(gloo_lo=1.1), spread=0.01
+        setting_sweep.collectives(chosen, PROMPTS, ("gloo-lo",)),
+        by_setting(gloo_lo=1.1),
+        spread=0.01,
     )
     assert len([r for r in records if isinstance(r, Start)]) == 6 and not blocks(
         records, role="search"
@@ -327,7 +329,7 @@ def test_one_setting_is_compared_at_once():
 def test_several_settings_are_searched_by_rounds_of_starts_and_the_best_is_compared():
     chosen = profile(plan=PLAN)
     records = play(
-        sweeps.collectives(chosen, PROMPTS, GLOO), by_setting(gloo_lo_x2=1.15), spread=0.02
+        setting_sweep.collectives(chosen, PROMPTS, GLOO), by_setting(gloo_lo_x2=1.15), spread=0.02
     )
     assert {Arm.parse(b.arm).comm for b in blocks(records)} == {None, "gloo-lo-x2"}
     table = collectives.settings_map(chosen, records, FACTS).set_index("setting")
@@ -341,7 +343,7 @@ def test_several_settings_are_searched_by_rounds_of_starts_and_the_best_is_compa
 def test_a_setting_whose_server_does_not_start_is_left_out_and_said_to_be():
     chosen = profile(plan=PLAN)
     failing = ("shared+comm=gloo-lo-x2", "own-1+comm=gloo-lo-x2")
-    records = play(sweeps.collectives(chosen, PROMPTS, GLOO), by_setting(), failing=failing)
+    records = play(setting_sweep.collectives(chosen, PROMPTS, GLOO), by_setting(), failing=failing)
     assert {Arm.parse(b.arm).comm for b in blocks(records)} == {None, "gloo-lo"}
     assert verdict.judge(chosen, records).valid
     table = collectives.settings_map(chosen, records, FACTS).set_index("setting")
@@ -351,7 +353,7 @@ def test_a_setting_whose_server_does_not_start_is_left_out_and_said_to_be():
 def test_where_every_setting_fails_nothing_is_compared():
     chosen = profile(plan=PLAN)
     failing = [f"{arm}+comm={name}" for arm in ("shared", "own-1") for name in GLOO]
-    records = play(sweeps.collectives(chosen, PROMPTS, GLOO), by_setting(), failing=failing)
+    records = play(setting_sweep.collectives(chosen, PROMPTS, GLOO), by_setting(), failing=failing)
     assert not blocks(records) and [r.what for r in records if isinstance(r, Failure)] == [
         "setting"
     ] * len(failing)
@@ -364,7 +366,7 @@ def test_a_setting_that_fails_in_a_later_round_leaves_earlier_decisions_as_they_
     chosen = profile(plan=PLAN)
     names = ("gloo-lo", "gloo-lo-x2", "nccl-ring", "nccl-tree")
     plan, speed = (
-        sweeps.collectives(chosen, PROMPTS, names),
+        setting_sweep.collectives(chosen, PROMPTS, names),
         by_setting(gloo_lo=1.2, gloo_lo_x2=1.1),
     )
     first = play(plan, speed, most=24)  # one whole round of four settings
@@ -378,7 +380,7 @@ def test_a_setting_that_fails_in_a_later_round_leaves_earlier_decisions_as_they_
 @pytest.mark.parametrize("after", [1, 7, 13, 25, 40])
 def test_an_interrupted_sweep_of_settings_goes_on_as_planned(after):
     chosen = profile(plan=PLAN)
-    plan, speed = sweeps.collectives(chosen, PROMPTS, GLOO), by_setting(gloo_lo=1.1)
+    plan, speed = setting_sweep.collectives(chosen, PROMPTS, GLOO), by_setting(gloo_lo=1.1)
 
     def key(records):
         return [(b.block, b.arm) for b in records if isinstance(b, Block)]

@@ -13,19 +13,15 @@ from workbench.experiment.errors import BadInput
 from workbench.experiment.profile import Profile
 from workbench.predict import cycle_time, model_shape
 from workbench.predict.cycle_time import (
-    Collective,
     Prediction,
-    Work,
     best,
     by_placement,
-    distinct_experts,
-    forward,
     placements,
     predict,
-    stages,
     verify_s,
 )
 from workbench.predict.machine import Latency, Machine
+from workbench.predict.stage_work import Collective, Work, distinct_experts, forward, stages
 
 GB, US = 1e9, 1e-6
 

@@ -20,18 +20,18 @@ from workbench.engine.cpu import shared
 from workbench.engine.orders import SHARED_MEMORY
 from workbench.experiment.errors import BadInput, WorkbenchError
 from workbench.predict import machine as machines
+from workbench.predict import measure_machine
 from workbench.predict.machine import (
     Latency,
     Machine,
     latencies,
     load,
-    measure,
     name_of,
-    of,
     rates,
     save,
     unmeasured,
 )
+from workbench.predict.measure_machine import measure, of
 
 
 def machine(**changes) -> Machine:
@@ -218,7 +218,7 @@ def test_the_cpu_is_measured_by_real_processes_and_used_again(
     def again(*_, **__):
         raise AssertionError("measured twice")
 
-    monkeypatch.setattr(machines, "measure", again)
+    monkeypatch.setattr(measure_machine, "measure", again)
     assert of(profile, tmp_path / "machines") == found
 
 
@@ -247,7 +247,7 @@ measure.Gloo.broadcast = lambda self, x, src=0: os._exit(3)
 if __name__ == "__main__":
     measure.main()
 """)
-    monkeypatch.setattr(machines, "PROGRAM", (sys.executable, str(script)))
+    monkeypatch.setattr(measure_machine, "PROGRAM", (sys.executable, str(script)))
     found = measure(
         "cpu",
         2,

@@ -8,7 +8,7 @@ from test_cycle_time import machine
 from workbench import cli
 from workbench.answers import budget
 from workbench.experiment import profile
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.predict import more_ranks
 from workbench.predict.machine import Latency
 from workbench.run import recording

@@ -19,7 +19,14 @@ from tiny_models import (
 from workbench.experiment import profile as profiles
 from workbench.experiment.arms import Arm
 from workbench.experiment.schedule import with_control
-from workbench.predict import compatibility, memory, preflight, server_flags, sharding
+from workbench.predict import (
+    aux_layers,
+    memory,
+    memory_fit,
+    preflight,
+    server_flags,
+    sharding,
+)
 from workbench.predict.model_shape import read
 
 FREE = 8 << 30
@@ -192,7 +199,7 @@ def test_layers_are_captured_as_each_target_counts_them(tmp_path, architecture, 
     target = read(
         write(tmp_path, TARGET if architecture == "llama" else DEEPSEEK, {}), "pair.target"
     )
-    assert compatibility.captured_layers(target, ids) == captured
+    assert aux_layers.captured_layers(target, ids) == captured
 
 
 def test_the_last_layer_of_a_deepseek_target_is_captured_and_that_of_a_llama_is_not(tmp_path):
@@ -201,7 +208,7 @@ def test_the_last_layer_of_a_deepseek_target_is_captured_and_that_of_a_llama_is_
     draft = read(tmp_path / "draft", "pair.draft")
     for config, status in ((TARGET, "refused"), (DEEPSEEK, "passed")):
         target = read(write(tmp_path / config["model_type"], config, {}), "pair.target")
-        assert compatibility.aux_layers(profile(tmp_path), target, draft).status == status
+        assert aux_layers.aux_layers(profile(tmp_path), target, draft).status == status
 
 
 def test_aux_layers_out_of_order_are_joined_in_another(tmp_path):
@@ -285,11 +292,11 @@ def test_free_memory_is_that_of_the_gpus_that_the_ranks_take(tmp_path, monkeypat
     apart = cuda.model_copy(
         update={"server": cuda.server.model_copy(update={"flags": {"base-gpu-id": 1}})}
     )
-    assert preflight._free(cuda, None)[0] == [100 << 20, 300 << 20] and preflight._free(
+    assert memory_fit.free(cuda, None)[0] == [100 << 20, 300 << 20] and memory_fit.free(
         apart, None
     )[0] == [300 << 20, 200 << 20]
     fake_gpus.install(monkeypatch, [])
-    assert [(c.status, c.name) for c in preflight._free(cuda, None)[1]] == [("refused", "tp")]
+    assert [(c.status, c.name) for c in memory_fit.free(cuda, None)[1]] == [("refused", "tp")]
 
 
 # ------------------------------------------------------------------ memory

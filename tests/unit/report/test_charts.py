@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from tests.simulated import VERDICT, records, refused
-from workbench.report import charts, tables
+from workbench.report import chart_parts, charts, cycle_charts, log_tables, tables
 
 LOG = records()
-BLOCKS = tables.blocks(LOG)
+BLOCKS = log_tables.blocks(LOG)
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'>&amp;"""
 ARMS = ["none", "shared", "own-1"]
 
@@ -22,7 +22,7 @@ def throughput_of(verdict):
     return comparisons[comparisons["metric"] == "throughput"], controls
 
 
-def drawn(width=charts.WIDE):
+def drawn(width=chart_parts.WIDE):
     return {
         "by pair": charts.throughput_by_pair(
             BLOCKS[BLOCKS["experiment"] == "draft_tp"], ARMS, width
@@ -33,12 +33,12 @@ def drawn(width=charts.WIDE):
         "forest": charts.forest(*throughput_of(VERDICT), width),
         "positions": charts.accept_by_position(tables.accept_by_position(VERDICT), ARMS, width),
         "collectives": charts.collectives(tables.collectives(VERDICT), ARMS, width),
-        "stages": charts.stage_times(tables.stage_times(VERDICT), width),
+        "stages": cycle_charts.stage_times(tables.stage_times(VERDICT), width),
     }
 
 
 def parsed(chart):
-    return ElementTree.fromstring(charts.svg(chart))
+    return ElementTree.fromstring(chart_parts.svg(chart))
 
 
 def elements(picture, name):
@@ -61,7 +61,7 @@ def words(picture):
     return [line for e in elements(picture, "text") for line in e.itertext()]
 
 
-@pytest.mark.parametrize("width", [charts.WIDE, charts.NARROW])
+@pytest.mark.parametrize("width", [chart_parts.WIDE, chart_parts.NARROW])
 def test_every_chart_has_the_width_that_was_asked_for(width):
     for name, chart in drawn(width).items():
         assert float(parsed(chart).get("width")) == pytest.approx(width, abs=1), name
@@ -70,7 +70,7 @@ def test_every_chart_has_the_width_that_was_asked_for(width):
 def test_a_point_a_block():
     picture = parsed(drawn()["by pair"])
     assert len(marks(picture, "symbol")) == 36
-    assert len(marks(picture, "symbol", charts.palette(ARMS)["own-1"])) == 12
+    assert len(marks(picture, "symbol", chart_parts.palette(ARMS)["own-1"])) == 12
 
 
 def test_a_bar_for_each_starts_mean():
@@ -82,11 +82,11 @@ def test_the_forest_draws_each_interval_the_control_behind_it_and_the_line_of_no
     picture = parsed(drawn()["forest"])
     assert len(marks(picture, "symbol")) == 3  # two comparisons and the control
     assert (
-        len(marks(picture, "rule", charts.INK)) == 2
-        and len(marks(picture, "rule", charts.MUTED)) == 1
+        len(marks(picture, "rule", chart_parts.INK)) == 2
+        and len(marks(picture, "rule", chart_parts.MUTED)) == 1
     )
     assert (
-        len(marks(picture, "rect", charts.BAND)) == 2
+        len(marks(picture, "rect", chart_parts.BAND)) == 2
     )  # behind the control and what it is the yardstick of, not behind the other
     assert {"1.057 [1.031, 1.083]", "1.443 [1.302, 1.599]", "1.004 [0.981, 1.027]"} <= set(
         words(picture)
@@ -101,7 +101,7 @@ def test_rows_of_a_forest_are_told_apart_by_metric_and_experiment():
         "throughput, baseline",
         "throughput, draft_tp, control",
     } <= set(words(picture))
-    assert len(marks(picture, "symbol")) == 4 and len(marks(picture, "rect", charts.BAND)) == 2
+    assert len(marks(picture, "symbol")) == 4 and len(marks(picture, "rect", chart_parts.BAND)) == 2
 
 
 def test_the_forest_places_ratios_in_order():
@@ -111,16 +111,16 @@ def test_the_forest_places_ratios_in_order():
         for e in marks(picture, "symbol")
     ]
     one = float(
-        re.match(r"translate\(([\d.]+)", marks(picture, "rule", charts.MUTED)[0].get("transform"))[
-            1
-        ]
+        re.match(
+            r"translate\(([\d.]+)", marks(picture, "rule", chart_parts.MUTED)[0].get("transform")
+        )[1]
     )
     assert one < places[0] < places[1]
 
 
 def test_a_refused_comparison_is_said_and_not_drawn():
     picture = parsed(charts.forest(*throughput_of(refused())))
-    assert len(marks(picture, "symbol")) == 1 and len(marks(picture, "rect", charts.BAND)) == 0
+    assert len(marks(picture, "symbol")) == 1 and len(marks(picture, "rect", chart_parts.BAND)) == 0
     assert words(picture).count("refused") == 2
 
 
@@ -145,7 +145,7 @@ def test_bars_without_intervals_have_no_whiskers_and_many_bars_no_numbers():
     )
     wide, narrow = (
         parsed(charts.accept_by_position(table, width=width))
-        for width in (charts.WIDE, charts.NARROW)
+        for width in (chart_parts.WIDE, chart_parts.NARROW)
     )
     assert len(marks(wide, "rect")) == 15 and marks(wide, "rule") == []
     assert len(marks(wide, "text")) == 15 and marks(narrow, "text") == []
@@ -168,13 +168,15 @@ def test_an_arm_keeps_its_colour_whatever_else_is_in_the_chart():
     few = parsed(
         charts.collectives(tables.collectives({"arms": {"own-1": VERDICT["arms"]["own-1"]}}), ARMS)
     )
-    assert marks(few, "rect", charts.palette(ARMS)["own-1"])
+    assert marks(few, "rect", chart_parts.palette(ARMS)["own-1"])
 
 
 def test_colours_tell_arms_apart_and_replicas_are_pale_copies():
-    colours = charts.palette(["own-2", "shared#2", "none", "own-1", "shared", "own-1+steps=2"])
-    assert len(set(colours.values())) == 6 and colours["none"] == charts.WITHOUT_DRAFT
-    assert colours["shared"] == charts.palette(["shared"])["shared"] == charts.ARM_COLOURS[0]
+    colours = chart_parts.palette(["own-2", "shared#2", "none", "own-1", "shared", "own-1+steps=2"])
+    assert len(set(colours.values())) == 6 and colours["none"] == chart_parts.WITHOUT_DRAFT
+    assert (
+        colours["shared"] == chart_parts.palette(["shared"])["shared"] == chart_parts.ARM_COLOURS[0]
+    )
     pairs = zip(re.findall("..", colours["shared#2"][1:]), re.findall("..", colours["shared"][1:]))
     assert all(int(pale, 16) > int(full, 16) for pale, full in pairs)
 
@@ -210,7 +212,7 @@ def test_names_are_text_in_every_chart():
         charts.forest(tables.comparisons(verdict)),
         charts.accept_by_position(positions),
         charts.collectives(tables.collectives(verdict)),
-        charts.stage_times(tables.stage_times(verdict)),
+        cycle_charts.stage_times(tables.stage_times(verdict)),
     ):
         picture = parsed(chart)
         assert not elements(picture, "script") and not elements(picture, "img")
@@ -219,7 +221,7 @@ def test_names_are_text_in_every_chart():
 
 def test_a_picture_loads_nothing_and_has_no_ids_that_could_clash_with_another_pictures():
     for name, chart in drawn().items():
-        text = charts.svg(chart)
+        text = chart_parts.svg(chart)
         assert not re.search(r"<script|<image|<style|href=|url\(|\bid=", text), name
         assert set(re.findall(r"https?://[^\"]*", text)) <= {
             "http://www.w3.org/2000/svg",
@@ -228,7 +230,7 @@ def test_a_picture_loads_nothing_and_has_no_ids_that_could_clash_with_another_pi
 
 
 def test_inline_is_an_image_kept_in_the_notebook():
-    shown = charts.inline(drawn()["stages"])
+    shown = chart_parts.inline(drawn()["stages"])
     assert "<svg" in shown._repr_svg_() and "<script" not in shown._repr_svg_()
 
 

@@ -13,10 +13,10 @@ from simulated_runs import DEFECTS, FIXTURES
 from simulated_runs import profile as sound_profile
 
 from tests.simulated import ABOUT, PROFILE, PROVENANCE, VERDICT, block, failure, records, refused
-from workbench.experiment import profile, runlog
+from workbench.experiment import profile, profile_sections, runlog
 from workbench.experiment.runlog import Finding
 from workbench.judge.verdict import judge
-from workbench.report import report, tables
+from workbench.report import figures, report, tables
 
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert(2)">"""
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -204,7 +204,7 @@ def test_refusals_stand_beside_the_verdict_with_their_reasons():
 @pytest.mark.parametrize("name", DEFECTS)
 def test_every_kind_of_refusal_is_said_at_the_top_in_its_own_words(name, monkeypatch):
     monkeypatch.setattr(
-        report, "figures", lambda *_: []
+        figures, "figures", lambda *_: []
     )  # the words are looked at here, and charts take their time
     log, setting = runlog.read(FIXTURES / f"{name}.jsonl"), sound_profile()
     verdict = judge(setting, log).to_json()
@@ -359,7 +359,7 @@ def test_the_profile_in_the_page_replays_the_same_setting(tmp_path):
         files(Page(render(setting=setting.model_dump())))["profile.yaml"]
     )
     text = (tmp_path / "simulated.yaml").read_text()
-    assert "target: fixtures/tiny/target" in text and str(profile.ROOT) not in text
+    assert "target: fixtures/tiny/target" in text and str(profile_sections.ROOT) not in text
     assert profile.load(tmp_path / "simulated.yaml") == setting
 
 
@@ -433,7 +433,7 @@ def test_keys_that_the_schema_does_not_know_do_no_harm():
 def test_a_control_outside_its_noise_is_drawn_as_the_evidence_it_is():
     log, setting = runlog.read(FIXTURES / "control.jsonl"), sound_profile()
     verdict = judge(setting, log).to_json()
-    first = next(report.figures(verdict | {"arms": {}}, []))
+    first = next(figures.figures(verdict | {"arms": {}}, []))
     control = verdict["control"]
     assert (
         "refused" in first.wide
@@ -450,7 +450,7 @@ def test_blocks_of_one_experiment_are_charted_by_the_unit_they_are_compared_by(l
         ]
         return [
             f.title.partition(":")[0]
-            for f in report.figures({}, blocks)
+            for f in figures.figures({}, blocks)
             if f.title.startswith("Throughput")
         ]
 

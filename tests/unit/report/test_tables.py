@@ -10,14 +10,14 @@ from tests.simulated import PROFILE, PROVENANCE, VERDICT, block, failure, record
 from workbench.experiment import runlog
 from workbench.experiment.runlog import Finding
 from workbench.judge.verdict import judge
-from workbench.report import tables
+from workbench.report import cells, log_tables, tables
 
 UNKNOWN_NUMBERS = [None, math.nan, math.inf, "3", True]
 
 
 def test_throughput_is_all_tokens_over_the_blocks_seconds():
     made = block(5, "shared", 1, 0).model_copy(update={"seconds": 4.0})
-    row = tables.blocks([made]).iloc[0]
+    row = log_tables.blocks([made]).iloc[0]
     assert (row["tokens"], row["throughput (tokens/s)"], row["pair"]) == (256, 64.0, 1)
 
 
@@ -50,7 +50,7 @@ def test_answers_that_differ_are_counted_whatever_they_are_put_down_to(result, d
 
 def test_a_block_without_duration_has_unknown_throughput():
     assert (
-        tables.blocks([block(1, "shared", 0, 0).model_copy(update={"seconds": 0.0})])[
+        log_tables.blocks([block(1, "shared", 0, 0).model_copy(update={"seconds": 0.0})])[
             "throughput (tokens/s)"
         ]
         .isna()
@@ -61,11 +61,11 @@ def test_a_block_without_duration_has_unknown_throughput():
 @pytest.mark.parametrize("role", ["warmup", "parity"])
 def test_only_measured_blocks_count(role):
     log = [block(1, "shared", 0, 0, role=role), block(2, "own-1", 0, 0)]
-    assert tables.blocks(log)["arm"].tolist() == ["own-1"]
+    assert log_tables.blocks(log)["arm"].tolist() == ["own-1"]
 
 
 def test_what_is_not_known_to_be_an_arms_is_not_shown_as_its():
-    blocks = tables.blocks(records(2))
+    blocks = log_tables.blocks(records(2))
     kept = tables.with_result(blocks, refused())
     assert "own-1" in set(blocks["arm"]) and set(kept["arm"]) == {"none", "shared", "shared#2"}
     by_experiment = {
@@ -116,7 +116,7 @@ def many_blocks(number):
 @pytest.mark.parametrize("number", [5_000, 5_001, 12_345])
 def test_thinning_keeps_every_arms_tokens_and_seconds(number):
     full = many_blocks(number)
-    thin = tables.thinned(full)
+    thin = log_tables.thinned(full)
     assert len(thin) <= 5_000 and thin["blocks"].sum() == number
     groups = ["experiment", "arm", "start"]
     pd.testing.assert_frame_equal(
@@ -131,7 +131,7 @@ def test_thinning_keeps_every_arms_tokens_and_seconds(number):
 
 def test_thinning_merges_neighbours_only():
     full = many_blocks(12_000).assign(tokens=lambda table: 2.0 ** -(table["pair"] % 7))
-    thin = tables.thinned(full.sample(frac=1, random_state=0), limit=4_500)
+    thin = log_tables.thinned(full.sample(frac=1, random_state=0), limit=4_500)
     size = int(thin["blocks"].max())
     one = full[(full["arm"] == "shared") & (full["start"] == 0)]["tokens"].tolist()
     in_order = [sum(one[n : n + size]) for n in range(0, len(one), size)]
@@ -143,9 +143,9 @@ def test_thinning_merges_neighbours_only():
 
 def test_more_starts_than_rows_are_merged_across_starts_and_more_arms_are_refused():
     full = many_blocks(100).assign(start=range(100))
-    assert len(tables.thinned(full, limit=20)) <= 20
+    assert len(log_tables.thinned(full, limit=20)) <= 20
     with pytest.raises(ValueError, match="too many arms"):
-        tables.thinned(full.assign(arm=[f"arm {n}" for n in range(100)]), limit=20)
+        log_tables.thinned(full.assign(arm=[f"arm {n}" for n in range(100)]), limit=20)
 
 
 def test_arms_say_what_they_are_and_what_they_did():
@@ -186,7 +186,7 @@ def test_an_unknown_number_is_never_zero(value):
         "arms": {"own-1": facts},
         "comparisons": [{"a": "own-1", "b": "shared", "ratio": value, "low": value, "high": value}],
     }
-    shown = tables.shown(tables.arms(verdict, PROFILE)).iloc[0]
+    shown = cells.shown(tables.arms(verdict, PROFILE)).iloc[0]
     for column in (
         "throughput (tokens/s)",
         "cycle (ms)",
@@ -196,7 +196,7 @@ def test_an_unknown_number_is_never_zero(value):
         "attested",
     ):
         assert shown[column] == "unknown"
-    assert tables.shown(tables.comparisons(verdict))["ratio"].tolist() == ["unknown"]
+    assert cells.shown(tables.comparisons(verdict))["ratio"].tolist() == ["unknown"]
     assert tables.collectives(verdict)["collectives (per cycle)"].isna().all()
     assert tables.stage_times(verdict)["time (ms/cycle)"].isna().all()
 
@@ -207,7 +207,7 @@ def test_a_zero_is_never_unknown():
             "own-1": {"accept_rate": 0.0, "tokens_per_s": 0, "collectives_per_round": {"draft": 0}}
         }
     }
-    shown = tables.shown(tables.arms(verdict, PROFILE)).iloc[0]
+    shown = cells.shown(tables.arms(verdict, PROFILE)).iloc[0]
     assert (
         shown["accept rate (%)"],
         shown["throughput (tokens/s)"],
@@ -292,7 +292,7 @@ def test_parity_is_said_with_its_counts_where_they_are_known():
     assert tables.parity(
         {"parity_counts": [told], "parity": {"own-1": "differs"}}
     ).values.tolist() == [list(told.values())]
-    plain = tables.shown(tables.parity({"parity": {"own-1": "identical"}}))
+    plain = cells.shown(tables.parity({"parity": {"own-1": "identical"}}))
     assert plain.values.tolist() == [["own-1", "unknown", "identical", *["unknown"] * 4]]
 
 
@@ -301,7 +301,7 @@ def test_failures_name_what_failed_and_requests_that_did():
     broken = broken.model_copy(
         update={"requests": (broken.requests[0].model_copy(update={"error": "cut off"}),)}
     )
-    assert tables.failures([failure(), broken])[["what", "reason"]].values.tolist() == [
+    assert log_tables.failures([failure(), broken])[["what", "reason"]].values.tolist() == [
         ["hung", "no token within 60 s"],
         ["request", "heldout-000: cut off"],
     ]
@@ -312,14 +312,14 @@ def test_of_two_findings_with_one_name_the_later_counts():
         Finding(experiment="probe", name="option", time="t", value=value)
         for value in ("first", {"found": False})
     ]
-    assert tables.findings(log)["value"].tolist() == ['{"found": false}']
+    assert log_tables.findings(log)["value"].tolist() == ['{"found": false}']
 
 
 def test_provenance_is_flat_and_keeps_lists():
-    table = tables.provenance({**PROVENANCE, "ranks": [{"gpu": 0}, {"gpu": None}]}).set_index(
+    table = log_tables.provenance({**PROVENANCE, "ranks": [{"gpu": 0}, {"gpu": None}]}).set_index(
         "fact"
     )["value"]
-    assert tables.provenance({"changed": False})["value"].tolist() == ["no"]
+    assert log_tables.provenance({"changed": False})["value"].tolist() == ["no"]
     assert (
         table["versions.sglang"] == "0.5.23"
         and table["flags"] == "--tp 2 --dtype float32"
@@ -343,7 +343,7 @@ def test_provenance_is_flat_and_keeps_lists():
     ],
 )
 def test_a_columns_numbers_share_their_decimals(cells, words):
-    assert tables.shown(pd.DataFrame({"c": pd.Series(cells, dtype=object)}))["c"].tolist() == words
+    assert cells.shown(pd.DataFrame({"c": pd.Series(cells, dtype=object)}))["c"].tolist() == words
 
 
 def test_what_comes_once_a_request_is_no_part_of_a_cycle():

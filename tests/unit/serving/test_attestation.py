@@ -9,7 +9,7 @@ import re
 import pytest
 
 from workbench.experiment.arms import Arm
-from workbench.experiment.profile import Speculation
+from workbench.experiment.profile_sections import Speculation
 from workbench.experiment.runlog import Request
 from workbench.serving import attestation
 

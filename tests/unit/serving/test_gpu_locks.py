@@ -12,7 +12,7 @@ import pytest
 
 from workbench.experiment import profile
 from workbench.experiment.errors import BadInput
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.predict import preflight
 from workbench.serving import gpu_locks, gpus
 

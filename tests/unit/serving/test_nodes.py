@@ -13,13 +13,13 @@ from tests.simulated import PROFILE, records
 from workbench.experiment import profile
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput, ServerFailed
-from workbench.experiment.profile import ROOT, Node
+from workbench.experiment.profile_sections import ROOT, Node
 from workbench.experiment.runlog import NodeStart, Start
 from workbench.predict import preflight
 from workbench.report import report
-from workbench.serving import nodes, server, supervisor
+from workbench.serving import launch_command, nodes, server, supervisor
 from workbench.serving.attestation import faults
-from workbench.serving.server import Part
+from workbench.serving.launch_command import Part
 
 # In each process of these tests another server's.
 FAR = f"far-server-{os.getpid()}"
@@ -49,7 +49,7 @@ def test_a_number_stands_for_as_many_on_loopback_and_survives_being_written_down
 
 
 def test_a_server_on_one_node_is_started_as_ever():
-    [part] = server.plan(spread(1), Arm("shared"), port=7, server="x").parts
+    [part] = launch_command.plan(spread(1), Arm("shared"), port=7, server="x").parts
     assert (
         not {"--nnodes", "--node-rank", "--dist-init-addr"} & set(part.command)
         and "GLOO_SOCKET_IFNAME" not in part.environment
@@ -62,7 +62,7 @@ def test_a_server_on_one_node_is_started_as_ever():
 
 
 def test_each_node_gets_its_part_and_its_own_port():
-    launch = server.plan(spread(2, tp=4), Arm("own", 2), port=7, server="x")
+    launch = launch_command.plan(spread(2, tp=4), Arm("own", 2), port=7, server="x")
     first, second = map(flags_of, launch.parts)
     assert (first["--nnodes"], first["--node-rank"], second["--node-rank"]) == ("2", "0", "1")
     assert first["--dist-init-addr"] == second["--dist-init-addr"] and first[
@@ -86,9 +86,9 @@ def test_elsewhere_gloo_is_not_told_to_use_loopback():
     far = spread([{"name": "a", "address": "10.0.0.1"}, {"name": "b", "reach": ["ssh", "b"]}])
     assert all(
         "GLOO_SOCKET_IFNAME" not in part.environment
-        for part in server.plan(far, Arm("shared"), port=7, server="x").parts
+        for part in launch_command.plan(far, Arm("shared"), port=7, server="x").parts
     )
-    assert flags_of(server.plan(far, Arm("shared"), port=7, server="x").parts[1])[
+    assert flags_of(launch_command.plan(far, Arm("shared"), port=7, server="x").parts[1])[
         "--dist-init-addr"
     ].startswith("10.0.0.1:")
 
@@ -209,7 +209,9 @@ def test_a_node_that_dies_ends_the_server_with_its_own_log(tmp_path, monkeypatch
     waits = (sys.executable, "-c", "import time; time.sleep(600)")
     fails = (sys.executable, "-c", "raise SystemExit('draft-tp: the second node failed')")
     parts = tuple(Part(node, command, {}) for node, command in zip(spread(2).nodes, (waits, fails)))
-    monkeypatch.setattr(server, "plan", lambda *_, **__: server.Launch(FAR, 1, parts, None))
+    monkeypatch.setattr(
+        launch_command, "plan", lambda *_, **__: launch_command.Launch(FAR, 1, parts, None)
+    )
     with pytest.raises(ServerFailed, match="died while starting: the second node failed"):
         with server.serve(spread(2), Arm("shared"), tmp_path / "x.log"):
             pass

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workbench.experiment.profile import ROOT, Node
-from workbench.serving import server, supervisor
+from workbench.experiment.profile_sections import ROOT, Node
+from workbench.serving import launch_command, server, supervisor
 
 # A server is found by its name, so that it is another's in each process of these tests, which go
 # side by side.
@@ -60,8 +60,11 @@ def tree(folder: Path, name: str = NAME, without: str = "") -> tuple[subprocess.
     )
     kept_by = server._keep(
         name,
-        server.Part(
-            Node(name="here"), (sys.executable, "-c", TREE, REST, *codes), {}, server.free_port()
+        launch_command.Part(
+            Node(name="here"),
+            (sys.executable, "-c", TREE, REST, *codes),
+            {},
+            launch_command.free_port(),
         ),
         log,
     )
@@ -167,7 +170,7 @@ def test_a_keeper_that_is_killed_takes_the_launcher_along_and_the_rest_is_ended_
     kept_by.kill()
     kept_by.wait()
     until(lambda: gone([launcher]))
-    server._release([kept_by], server.Launch(NAME, 1, (), None))
+    server._release([kept_by], launch_command.Launch(NAME, 1, (), None))
     assert gone(marked) and supervisor.account(log.read_text()) is None
     assert "was ended before its server" in caplog.text
     for unmarked in set(there) - set(
@@ -180,7 +183,7 @@ def test_a_keeper_that_is_killed_takes_the_launcher_along_and_the_rest_is_ended_
 def test_a_server_that_dies_by_itself_is_told(tmp_path):
     kept_by = server._keep(
         NAME,
-        server.Part(Node(name="here"), (sys.executable, "-c", "raise SystemExit(7)"), {}),
+        launch_command.Part(Node(name="here"), (sys.executable, "-c", "raise SystemExit(7)"), {}),
         tmp_path / "log",
     )
     kept_by.wait(30)
@@ -197,7 +200,7 @@ def test_a_port_that_somebody_else_holds_is_told(tmp_path):
         port = other.getsockname()[1]
         kept_by = server._keep(
             NAME,
-            server.Part(Node(name="here"), (sys.executable, "-c", ""), {}, port),
+            launch_command.Part(Node(name="here"), (sys.executable, "-c", ""), {}, port),
             tmp_path / "log",
         )
         said, _ = kept_by.communicate(timeout=30)
@@ -207,7 +210,9 @@ def test_a_port_that_somebody_else_holds_is_told(tmp_path):
 def test_a_full_disk_does_not_keep_a_keeper_from_its_work(tmp_path):
     kept_by = server._keep(
         NAME,
-        server.Part(Node(name="here"), (sys.executable, "-c", "import time; time.sleep(600)"), {}),
+        launch_command.Part(
+            Node(name="here"), (sys.executable, "-c", "import time; time.sleep(600)"), {}
+        ),
         Path("/dev/full"),
     )
     until(lambda: supervisor.processes(NAME))

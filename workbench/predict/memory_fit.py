@@ -1,0 +1,156 @@
+"""Whether what an arm holds fits the memory of the ranks' devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import psutil
+
+from workbench.experiment.arms import Arm
+from workbench.experiment.checks import Check, passed, refused, warned
+from workbench.experiment.profile import Profile
+from workbench.predict import memory
+from workbench.serving import gpus
+
+
+def free_memory(
+    profile: Profile, given: int | Sequence[int] | None
+) -> tuple[list[int], list[Check]]:
+    needed = (
+        profile.tp if profile.engine == "cpu" else profile.ranks_a_node
+    )  # of other machines nothing is known here
+    if given is not None:
+        free = [given] * profile.tp if isinstance(given, int) else list(given)
+    elif profile.engine == "cuda":
+        free = [gpu.free for gpu in gpus.ours(profile)]
+    else:
+        free = [psutil.virtual_memory().available // profile.tp] * profile.tp
+    if len(free) < needed:
+        asked = f"{profile.tp}{f', {needed} on this node' if needed < profile.tp else ''}"
+        return [], [
+            refused(
+                "tp",
+                f"is {asked}, but {len(free) or 'no'} GPU{'s are' if len(free) != 1 else ' is'}"
+                " visible",
+                "lower it, use a machine with more GPUs or a profile of the CPU engine",
+            )
+        ]
+    least = min(free[:needed])
+    here = "of this node " if needed < profile.tp else ""
+    return free, [
+        passed(
+            "engine",
+            f"{profile.engine}: {needed} devices {here}with at least {memory.gib(least)} free each",
+        )
+    ]
+
+
+def equal_pools(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) -> Iterator[Check]:
+    """Arms are compared with KV pools of one size; left alone, SGLang gives an arm what its weights
+    leave.
+    """
+    tokens = [need.tokens(memory.static_bytes(profile, free)) for need in needs]
+    if profile.number("max-total-tokens") is None and tokens and min(tokens) < max(tokens):
+        yield warned(
+            "server.flags.max-total-tokens",
+            f"is not set, so the arms' KV pools hold {min(tokens)} to {max(tokens)} tokens",
+            f"set it to {min(tokens)} or less, the same for every arm",
+        )
+
+
+def at_once(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) -> Iterator[Check]:
+    """Servers that are up together share the ``free`` bytes of a rank, and each must leave the
+    others theirs.
+
+    Each finds its static share of what was free before it loaded (kv_cache_configurator.py:3007),
+    with all of them loading.
+    """
+    count, limit = profile.server.at_once, profile.number("max-total-tokens")
+    if count == 1:
+        return
+    if limit is None:
+        yield refused(
+            "server.flags.max-total-tokens",
+            f"is not set, so the first of {count} servers takes the memory of all",
+            "set it, or set server.at_once to 1",
+        )
+        return
+    taken = count * max(need.weights + need.pools(int(limit)) for need in needs)
+    static = memory.static_bytes(profile, free)
+    said = (
+        f"{count} servers take up to {memory.gib(taken)} of the {memory.gib(static)} static on a"
+        " rank, beside graphs and contexts"
+    )
+    yield (
+        passed("server.at_once", said)
+        if taken < static
+        else refused("server.at_once", said, "lower it, or raise mem-fraction-static")
+    )
+
+
+def room(
+    profile: Profile, needs: memory.ArmMemory, arm: Arm, free: int, longest_prompt: int
+) -> Check:
+    """Whether an arm's weights and KV pools fit the ``free`` bytes of one rank, for the workload at
+    hand.
+
+    SGLang fills its static share with KV tokens, up to max-total-tokens
+    (kv_cache_configurator.py:3096).
+    """
+    field, static, limit = (
+        f"memory {needs.arm}",
+        memory.static_bytes(profile, free),
+        profile.number("max-total-tokens"),
+    )
+    draft_tokens = profile.speculation.of(arm).draft_tokens if arm.speculates else 1
+    # A request holds its prompt, its answer, and one round of drafts more than it keeps
+    # (mem_cache/allocation_sizing.py:53).
+    wanted = profile.workload.concurrency * (
+        longest_prompt + profile.workload.max_new_tokens + draft_tokens
+    )
+    tokens, page = needs.tokens(static), max(1, int(profile.number("page-size", 1)))
+    capacity = int(min(tokens, tokens if limit is None else limit)) // page * page
+    taken = needs.weights + needs.pools(capacity, page)
+    said = (
+        f"weights {memory.gib(needs.weights)} a rank (target {memory.gib(needs.target)}, draft"
+        f" {memory.gib(needs.draft)}, copied embedding {memory.gib(needs.embedding)}); KV"
+        f" {needs.kv} + {needs.draft_kv} bytes a token, {capacity} tokens in"
+        f" {memory.gib(needs.pools(capacity, page))}; {memory.gib(taken)} of {memory.gib(free)}"
+        f" free, {memory.gib(static)} static"
+    )
+    doubt = refused if needs.exact else warned
+    if needs.weights >= static:
+        share = f"{memory.gib(static)} of the {memory.gib(free)} free on a rank"
+        return doubt(
+            field,
+            f"weights of {memory.gib(needs.weights)} leave no room in {share}",
+            "raise server.flags.mem-fraction-static or tp, or take a smaller pair",
+        )
+    if capacity < wanted:
+        return doubt(
+            field,
+            f"has room for {capacity} tokens where the workload needs {wanted} ({said})",
+            "raise server.flags.max-total-tokens or mem-fraction-static, or lower"
+            " workload.concurrency",
+        )
+    if taken > free:
+        most = int((static - needs.weights) // (needs.kv + needs.draft_kv)) - page
+        return doubt(
+            field,
+            f"SGLang prices {needs.priced} bytes a token where {needs.kv + needs.draft_kv} are"
+            f" taken ({said})",
+            f"set server.flags.max-total-tokens to {most} or less",
+        )
+    if limit is not None and limit > tokens:
+        return warned(
+            field,
+            f"max-total-tokens {limit:.0f} is cut to {tokens} ({said})",
+            f"set it to {tokens} or less, the same for every arm",
+        )
+    if not needs.exact:
+        return warned(
+            field,
+            f"{said}, a guide only: not every layout of this pair is known",
+            "watch the first start",
+        )
+    return passed(field, said)
