@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from serving import TOKENS
 
-from workbench.answers import offline_decoder
+from workbench.answers import offline_decoder, reference_models
 from workbench.experiment import profile
 
 
@@ -30,7 +30,7 @@ def heldout(tiny) -> list[dict]:
 
 
 @pytest.fixture(scope="session")
-def decoded(tiny, heldout) -> list[offline_decoder.Decoded]:
+def decoded(tiny, heldout) -> list[reference_models.Decoded]:
     """The offline reference for the first 32 held-out prompts, chain of 3."""
     return offline_decoder.decode(
         tiny.pair.target, tiny.pair.draft, [p["input_ids"] for p in heldout[:32]], TOKENS, 3

@@ -11,7 +11,7 @@ import mla_draft
 import pytest
 from serving import ask, histogram, memory, per_round, serving
 
-from workbench.answers import memory_check, offline_decoder
+from workbench.answers import memory_check, offline_decoder, reference_models
 from workbench.experiment import profile
 from workbench.serving import client
 
@@ -30,7 +30,7 @@ def prompts(kimi) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def decoded(kimi, prompts) -> list[offline_decoder.Decoded]:
+def decoded(kimi, prompts) -> list[reference_models.Decoded]:
     return offline_decoder.decode(
         kimi.pair.target, kimi.pair.draft, [p["input_ids"] for p in prompts], TOKENS, 3
     )

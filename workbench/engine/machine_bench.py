@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,88 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes
 
-from workbench.engine.cpu import shared
-
-KIB, MIB = 1 << 10, 1 << 20
-NOT_REACHED = "not reached"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured. copy: bytes copied; thin: rows, and rows and columns of the weights
-    they are multiplied by; matrix: rows of the square product; messages: bytes of one rank's
-    input to a collective; calls: calls in a row (and in one CUDA graph) for each reading;
-    repeats: readings, of which the median counts."""
-
-    copy: int
-    thin: tuple[int, int]
-    matrix: int
-    dtype: torch.dtype
-    messages: tuple[int, ...]
-    calls: int
-    repeats: int
-
-
-# Messages around those of a cycle: a token of 7168 values in bf16 has 14 KiB, logits of 6 tokens
-# over 8 ranks 240 KiB.
-CPU = Sizes(32 * MIB, (4, 2048), 512, torch.float32, (KIB, 128 * KIB), 10, 3)
-CUDA = Sizes(
-    512 * MIB,
-    (4, 7168),
-    8192,
-    torch.bfloat16,
-    (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB),
-    50,
-    7,
-)
-
-
-class Unused(Exception):
-    """SGLang itself does not use this here."""
-
-
-@dataclass(frozen=True)
-class Input:
-    """One thing to measure. measure: seconds on this rank, one number or several; keep: writes the
-    slowest rank's into ``entry``, whose
-    "why" says why it is not known."""
-
-    entry: dict[str, Any]
-    measure: Callable[[], list[float]]
-    keep: Callable[[dict[str, Any], list[float]], None]
-
-
-class Clock:
-    """Seconds of one call: the median over readings of several calls in a row, all ranks starting
-    together.
-    """
-
-    def __init__(self, sizes: Sizes, cuda: bool):
-        self.sizes, self.cuda = sizes, cuda
-
-    def of(self, call: Callable[[], object], calls: int | None = None) -> float:
-        """calls: how many calls in a row (default: the plan's); the first ones are a warm-up that
-        no reading has.
-        """
-        calls = calls or self.sizes.calls
-        for _ in range(min(calls, 5)):
-            call()
-        readings = []
-        for _ in range(self.sizes.repeats):
-            self.wait()
-            dist.barrier()
-            self.wait()
-            begun = time.perf_counter()
-            for _ in range(calls):
-                call()
-            self.wait()
-            readings.append((time.perf_counter() - begun) / calls)
-        return statistics.median(readings)
-
-    def wait(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
-
+from workbench.engine.bench_clock import CPU, CUDA, NOT_REACHED, Clock, Input, Unused, capture
+from workbench.engine.collective_bench import collectives
 
 # ------------------------------------------------------------------ of one device
 
@@ -144,7 +60,7 @@ def rates(clock: Clock, device: torch.device) -> Iterator[Input]:
         return [clock.of(lambda: small().add_(1), many)]
 
     def graphs() -> list[float]:
-        one, all_ = (_captured(lambda: small().add_(1), calls)[0] for calls in (1, many))
+        one, all_ = (capture(lambda: small().add_(1), calls)[0] for calls in (1, many))
         replay = clock.of(one.replay)
         return [max(0.0, clock.of(all_.replay) - replay) / (many - 1), replay]
 
@@ -166,203 +82,7 @@ def _rates(measure: Callable[[], list[float]], **fields: Callable[[float], float
     return Input({"values": dict.fromkeys(fields), "why": NOT_REACHED}, measure, keep)
 
 
-def _captured(
-    call: Callable[[], object],
-    calls: int,
-    stream: torch.cuda.Stream | None = None,
-    ask: Callable[[], bool] = lambda: True,
-) -> tuple[torch.cuda.CUDAGraph, bool]:
-    """A graph of so many calls, and what ``ask`` said during the capture."""
-    graph = torch.cuda.CUDAGraph()
-    # Threads of NCCL's own query events meanwhile, which a capture of every thread's calls forbids.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        said = ask()
-        for _ in range(calls):
-            call()
-    return graph, said
-
-
 # ------------------------------------------------------------------ between ranks
-
-
-class Gloo:
-    """Collectives of one group on the CPU: without SGLang's compiled kernels its GroupCoordinator
-    calls these (parallel_state.py:698).
-    """
-
-    def __init__(self, group: dist.ProcessGroup):
-        self.group, self.first, self.world_size = (
-            group,
-            dist.get_global_rank(group, 0),
-            dist.get_world_size(group),
-        )
-
-    def all_reduce(self, x: torch.Tensor) -> None:
-        dist.all_reduce(x, group=self.group)
-
-    def all_gather_into_tensor(self, output: torch.Tensor, x: torch.Tensor) -> None:
-        dist.all_gather_single(output, x, group=self.group)
-
-    def broadcast(self, x: torch.Tensor, src: int = 0) -> None:
-        dist.broadcast(x, self.first + src, group=self.group)
-
-
-def collectives(clock: Clock, device: torch.device, ranks: int, custom: bool) -> Iterator[Input]:
-    """Latency by size for each group size, kind, back end and (on GPUs) with and without a CUDA
-    graph. SGLang's own all-reduce comes last:
-    it compiles kernels and maps memory of other processes."""
-    backends = (
-        ("nccl", *(["custom"] if custom else []))
-        if clock.cuda
-        else ("shared",)
-        if shared.usable()
-        else ("gloo",)
-    )
-    for backend in backends:
-        for size in (n for n in range(2, ranks + 1) if ranks % n == 0):
-            group = _once(
-                functools.partial(
-                    _communicator,
-                    backend,
-                    [list(range(first, first + size)) for first in range(0, ranks, size)],
-                )
-            )
-            for kind in (
-                ("all_reduce", "all_gather", "broadcast")
-                if backend != "custom"
-                else ("all_reduce",)
-            ):
-                for graph in (False, True) if clock.cuda else (False,):
-                    entry = {
-                        "kind": kind,
-                        "backend": backend,
-                        "ranks": size,
-                        "graph": graph,
-                        "points": [],
-                        "why": NOT_REACHED,
-                    }
-                    yield Input(
-                        entry,
-                        functools.partial(_latencies, clock, device, group, backend, kind, graph),
-                        lambda entry, seconds: entry.update(
-                            points=[list(point) for point in zip(clock.sizes.messages, seconds)]
-                        ),
-                    )
-
-
-def _once(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Made at the first call; what failed once fails again with the same reason, since making a
-    group is collective.
-    """
-    made: list[tuple[Any, Exception | None]] = []
-
-    def get() -> Any:
-        if not made:
-            try:
-                made.append((make(), None))
-            except Exception as error:
-                made.append((None, error))
-        if made[0][1]:
-            raise made[0][1]
-        return made[0][0]
-
-    return get
-
-
-def _communicator(backend: str, groups: list[list[int]]) -> Any:
-    """The group of this rank, made collectively. On GPUs it is SGLang's own: NCCL alone, or with
-    its custom all-reduce.
-
-    Raises: Unused where SGLang goes on without custom all-reduce (parallel_state.py:515), with what
-        it says about that.
-    """
-    if backend in ("gloo", "shared"):
-        made = [dist.new_group(ranks) for ranks in groups]
-        mine = next(group for group, ranks in zip(made, groups) if dist.get_rank() in ranks)
-        return Gloo(mine) if backend == "gloo" else shared.Ranks(mine)
-    from sglang.srt.distributed import parallel_state
-
-    said = _Warnings()
-    logging.getLogger("sglang.srt.distributed").addHandler(said)
-    try:
-        made = parallel_state.init_model_parallel_group(
-            groups,
-            dist.get_rank(),
-            "nccl",
-            use_custom_allreduce=backend == "custom",
-            group_name=f"measure_{backend}",
-        )
-    finally:
-        logging.getLogger("sglang.srt.distributed").removeHandler(said)
-    if backend == "custom" and (made.ca_comm is None or made.ca_comm.disabled):
-        raise Unused(
-            said.lines[-1]
-            if said.lines
-            else "SGLang sets up no custom all-reduce for this group and does not say why"
-        )
-    return made
-
-
-class _Warnings(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage().splitlines()[0])
-
-
-def _latencies(
-    clock: Clock,
-    device: torch.device,
-    made: Callable[[], Any],
-    backend: str,
-    kind: str,
-    graph: bool,
-) -> list[float]:
-    """Seconds by message; as far as SGLang's custom all-reduce takes them, which differs in a graph
-    (custom_all_reduce_v2.py:415).
-    """
-    group, found = made(), []
-    for message in clock.sizes.messages:
-        seconds = _latency(clock, device, group, backend, kind, message, graph)
-        if seconds is None:
-            break
-        found.append(seconds)
-    if not found:
-        raise Unused(f"SGLang leaves even {clock.sizes.messages[0]} bytes to NCCL")
-    return found
-
-
-def _latency(
-    clock: Clock,
-    device: torch.device,
-    group: Any,
-    backend: str,
-    kind: str,
-    message: int,
-    graph: bool,
-) -> float | None:
-    x = torch.zeros(message // clock.sizes.dtype.itemsize, dtype=clock.sizes.dtype, device=device)
-    output = torch.empty(x.numel() * group.world_size, dtype=x.dtype, device=device)
-    call = {
-        "all_reduce": lambda: group.all_reduce(x),
-        "all_gather": lambda: group.all_gather_into_tensor(output, x),
-        "broadcast": lambda: group.broadcast(x, src=0),
-    }[kind]
-
-    def taken() -> bool:
-        return backend != "custom" or group.ca_comm.should_custom_ar(x)
-
-    if not graph:
-        return clock.of(call) if taken() else None
-    with (
-        group.graph_capture() as context
-    ):  # switches pynccl on, as in SGLang's own graphs (parallel_state.py:636)
-        call()
-        torch.cuda.synchronize()
-        captured, took = _captured(call, clock.sizes.calls, context.stream, taken)
-    return clock.of(captured.replay, 3) / clock.sizes.calls if took else None
 
 
 # ------------------------------------------------------------------ a rank

@@ -14,7 +14,7 @@ from statistics import mean
 from workbench.experiment import schedule
 from workbench.experiment.arms import Arm
 from workbench.experiment.profile import Profile
-from workbench.experiment.runlog import Block, Line, Start
+from workbench.experiment.runlog import Block, Failure, Line, Start
 from workbench.experiment.schedule import Planned
 
 PARITY_CONCURRENCY = (1, 4)  # one by one, and several at once
@@ -52,6 +52,38 @@ def numbered(tasks: Iterable[Task]) -> list[tuple[int, Task]]:
         found.append((numbers[task.planned.experiment], task))
         numbers[task.planned.experiment] += 1
     return found
+
+
+def left(
+    profile: Profile, records: Sequence[Line], tasks: Iterable[Task]
+) -> list[tuple[int, Task]]:
+    """The tasks that are not in the log, each with its number; without those of arms that the run
+    goes on without.
+    """
+    done = {(r.experiment, r.block) for r in records if isinstance(r, Block)}
+    out = {
+        (r.experiment, r.arm)
+        for r in records
+        if isinstance(r, Failure) and _goes_on_without(profile, r)
+    }
+    return [
+        (number, task)
+        for number, task in numbered(tasks)
+        if (task.planned.experiment, number) not in done
+        and (task.planned.experiment, task.planned.arm) not in out
+    ]
+
+
+def _goes_on_without(profile: Profile, failure: Failure) -> bool:
+    """Whether the run goes on without the arm that failed."""
+    if failure.what == "setting":
+        return True
+    return profile.plan.on_failure == "go_on" and failure.what != "stopped"
+
+
+def arms_of(tasks: Iterable[Task]) -> tuple[str, ...]:
+    """The arms of the tasks, each once, in their order."""
+    return tuple(dict.fromkeys(task.planned.arm for task in tasks))
 
 
 def baseline(profile: Profile, prompts: int, records: Sequence[Line] = ()) -> list[Task]:

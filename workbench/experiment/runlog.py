@@ -241,18 +241,43 @@ class RunLog:
             ) from None
 
 
-def read(path: Path) -> list[Line]:
-    """All records of a run log, in order; a torn last line is left out.
+class Reader:
+    """The records of a log that grows: each line is read and checked once.
 
-    Raises: WorkbenchError naming the line when one before the last is damaged.
+    A log that was cut (a torn last line is dropped when it is opened again) is read anew.
     """
-    lines = Path(path).read_bytes().split(b"\n") if Path(path).exists() else []
-    records = []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            records.append(_LINE.validate_json(line))
-        except ValidationError:
-            raise WorkbenchError(
-                f"{Path(path).name}: line {number} is damaged; restore the file or drop that line."
-            ) from None
-    return records
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self._records: list[Line] = []
+        self._read = 0  # bytes of whole lines
+
+    def records(self) -> list[Line]:
+        """All records so far, in order; a torn last line is left out.
+
+        Raises: WorkbenchError naming the line when one before the last is damaged.
+        """
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size < self._read:
+            self._records, self._read = [], 0
+        if size > self._read:
+            with open(self.path, "rb") as file:
+                file.seek(self._read)
+                self._take(file.read())
+        return list(self._records)
+
+    def _take(self, content: bytes) -> None:
+        for line in content.split(b"\n")[:-1]:
+            try:
+                self._records.append(_LINE.validate_json(line))
+            except ValidationError:
+                raise WorkbenchError(
+                    f"{self.path.name}: line {len(self._records) + 1} is damaged; restore the file"
+                    " or drop that line."
+                ) from None
+            self._read += len(line) + 1
+
+
+def read(path: Path) -> list[Line]:
+    """All records of a run log (``Reader.records``)."""
+    return Reader(path).records()

@@ -15,7 +15,7 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.metrics import METRICS, Run
 from workbench.experiment.runlog import Block
 from workbench.judge import stats
-from workbench.judge.refusals import Refusal
+from workbench.judge.accept_checks import Refusal
 from workbench.judge.stats import Interval
 
 CONTROL_LEVEL = 0.99  # at 95 % one sound run in twenty would be refused

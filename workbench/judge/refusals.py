@@ -4,46 +4,19 @@ words; nothing is guessed.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.metrics import Run
-from workbench.experiment.profile_sections import Speculation
-from workbench.experiment.runlog import Block, Request, negative_controls
-from workbench.judge import accept
-
-BROKEN_PAIR = (
-    1.00,
-    1.05,
-)  # accept length of a draft that guesses at random (field reports F9, F10, F16)
-ACCEPT_TOLERANCE = (
-    0.02  # of the accept length: sums in another order move it by less, faults by more (F20, F23)
+from workbench.experiment.runlog import Block, negative_controls
+from workbench.judge.accept_checks import (
+    Refusal,
+    accept_moved,
+    pair_broken,
+    random_prompts,
+    requests_of,
 )
-ACCEPT_LEVEL = 0.99
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """One reason why there is no result. arms: whose results it spoils (none named: the whole
-    experiment's); metric: None is every one.
-    """
-
-    key: str
-    sentence: str
-    experiment: str
-    arms: tuple[str, ...] = ()
-    metric: str | None = None
-
-    def concerns(self, experiment: str, arms: Iterable[str], metric: str) -> bool:
-        """Whether a comparison of these arms is spoiled; a spoiled replica spoils the experiment's
-        control and so all of it.
-        """
-        if self.experiment != experiment or self.metric not in (None, metric):
-            return False
-        return not self.arms or any(arm in arms or Arm.parse(arm).replica for arm in self.arms)
 
 
 def find(run: Run) -> list[Refusal]:
@@ -59,7 +32,7 @@ def find(run: Run) -> list[Refusal]:
                 for key, why in reasons
                 if why
             ]
-        found += _accept_moved(run, experiment) + _wiring(run, experiment)
+        found += accept_moved(run, experiment) + _wiring(run, experiment)
     return found + _uncaught(run)
 
 
@@ -148,7 +121,7 @@ def _other_server(run: Run, experiment: str, arm: str) -> str | None:
 
 
 def _request_errors(run: Run, experiment: str, arm: str) -> str | None:
-    requests = _requests(_counted(run, experiment, arm))
+    requests = requests_of(_counted(run, experiment, arm))
     errors = [r.error for r in requests if r.error is not None]
     return (
         f"{len(errors)} of {len(requests)} requests ended in an error, the first with {errors[0]!r}"
@@ -182,7 +155,7 @@ def _truncated_answers(run: Run, experiment: str, arm: str) -> str | None:
 
 
 def _cached_tokens(run: Run, experiment: str, arm: str) -> str | None:
-    requests = [r for r in _requests(run.blocks(experiment, arm)) if r.error is None]
+    requests = [r for r in requests_of(run.blocks(experiment, arm)) if r.error is None]
     cached = [r.cached_tokens for r in requests if r.cached_tokens]
     unknown = sum(r.cached_tokens is None for r in requests)
     if cached:
@@ -209,105 +182,8 @@ def _warmup_measured(run: Run, experiment: str, arm: str) -> str | None:
     return f"{len(again)} of its measured prompts had warmed up the same server" if again else None
 
 
-def _pair_broken(run: Run, experiment: str, arm: str) -> str | None:
-    if (
-        run.acceptance_simulated(experiment)
-        or not _speculation(run, arm)
-        or _speculation(run, arm).steps == 0
-    ):
-        return None
-    found = accept.measure(_requests(run.blocks(experiment, arm)))
-    low, high = BROKEN_PAIR
-    return (
-        f"its accept length is {found.length.value:.2f}, so the draft guesses at random and the"
-        " pair is broken"
-        if found and low <= found.length.value <= high
-        else None
-    )
-
-
-def _random_prompts(run: Run, experiment: str, arm: str) -> str | None:
-    random = any(b.prompts_from == "random" for b in run.blocks(experiment, arm))
-    return (
-        "its tokens/s and accept rate rest on random prompts, which no draft was trained to"
-        " continue"
-        if random and _speculation(run, arm) and not run.acceptance_simulated(experiment)
-        else None
-    )
-
-
-def _accept_moved(run: Run, experiment: str) -> list[Refusal]:
-    """Arms of equal steps, topk and draft tokens propose the same drafts wherever they run, so they
-    share their accept length.
-    """
-    sharing: dict[tuple, list[str]] = defaultdict(list)
-    for arm in run.arms(experiment):
-        if spec := _speculation(run, arm):
-            sharing[spec.algorithm, spec.steps, spec.topk, spec.draft_tokens].append(arm)
-    exact = run.profile.engine == "cpu" and not run.acceptance_simulated(experiment)
-    found = []
-    for first, *others in sharing.values():
-        for arm in others:
-            for role in ("measure", "parity"):  # apart, since their answers have other lengths
-                ours, theirs = (
-                    run.blocks(experiment, arm, role),
-                    run.blocks(experiment, first, role),
-                )
-                if why := exact and _moved_exactly(ours, theirs) or _moved(ours, theirs):
-                    found.append(
-                        Refusal(
-                            "accept_moved", f"{arm} and {first}: {why}.", experiment, (arm, first)
-                        )
-                    )
-                    break
-    return found
-
-
-def _moved_exactly(blocks: list[Block], others: list[Block]) -> str | None:
-    """On the CPU engine decoding is greedy, so requests that run alone owe equal counts for equal
-    prompts and lengths.
-
-    In a batch they do not: who else is in it may change the order of a sum.
-    """
-    counts, known = _counts(blocks), _counts(others)
-    common = counts.keys() & known.keys()
-    differ = sum(len(counts[key] | known[key]) > 1 for key in common)
-    return (
-        f"the accept counts of {differ} of {len(common)} equal greedy prompts differ, which the"
-        " placement of the draft must not change"
-        if differ
-        else None
-    )
-
-
-def _moved(blocks: list[Block], others: list[Block]) -> str | None:
-    ours, theirs = _requests(blocks), _requests(others)
-    found, known = accept.difference(ours, theirs, ACCEPT_LEVEL), accept.measure(theirs)
-    if not found or found.low is None or not known:
-        return None
-    surely = not found.low <= 0 <= found.high
-    interval = f"{ACCEPT_LEVEL:.0%} interval {found.low:+.2f} to {found.high:+.2f}"
-    return (
-        f"the accept length moved by {found.value:+.2f} ({interval}) on equal prompts"
-        if surely and abs(found.value) > ACCEPT_TOLERANCE * known.length.value
-        else None
-    )
-
-
-def _counts(blocks: list[Block]) -> dict[tuple[str, int], set[tuple]]:
-    found: dict[tuple[str, int], set[tuple]] = defaultdict(set)
-    for r in _requests(b for b in blocks if b.concurrency == 1):
-        if r.error is None and r.verify_ct is not None:
-            found[r.prompt, r.completion_tokens].add((r.verify_ct, r.correct, r.histogram))
-    return found
-
-
 def _counted(run: Run, experiment: str, arm: str) -> list[Block]:
     return run.blocks(experiment, arm) + run.blocks(experiment, arm, "parity")
-
-
-def _requests(blocks: Iterable[Block]) -> list[Request]:
-    return [r for b in blocks for r in b.requests]
 
 
 def _configuration(name: str) -> Arm | None:
@@ -315,11 +191,6 @@ def _configuration(name: str) -> Arm | None:
         return Arm.parse(name).configuration
     except BadInput:
         return None
-
-
-def _speculation(run: Run, arm: str) -> Speculation | None:
-    parsed = Arm.parse(arm)
-    return run.profile.speculation.of(parsed) if parsed.speculates else None
 
 
 # In the order in which they are told. Each gives its reason, without the arm's name and the full
@@ -345,8 +216,8 @@ CHECKS: dict[str, Callable[[Run, str, str], str | None]] = {
     "truncated_answers": _truncated_answers,
     "cached_tokens": _cached_tokens,
     "warmup_measured": _warmup_measured,
-    "pair_broken": _pair_broken,
-    "random_prompts": _random_prompts,
+    "pair_broken": pair_broken,
+    "random_prompts": random_prompts,
 }
 ONLY = {"random_prompts": "tokens_per_s"}  # a cycle's time does not rest on what is accepted
 NOT_THE_ARM = {

@@ -15,10 +15,17 @@ from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line, negative_controls
 from workbench.experiment.sweeps import is_sweep
 from workbench.judge import accept, after_switch, comparisons, refusals, token_parity
+from workbench.judge.accept_checks import Refusal
 from workbench.judge.comparisons import Comparison
-from workbench.judge.refusals import Refusal
 from workbench.judge.stats import LEVEL
 from workbench.judge.token_parity import Parity
+from workbench.judge.verdict_file import (
+    accept_entry,
+    comparison_entry,
+    most_measured,
+    reason_entry,
+    worst,
+)
 
 SCHEMA = 1
 CPU_CAVEAT = "Measured on the CPU engine, which proves function, not GPU speed."
@@ -63,17 +70,17 @@ class Verdict:
             "engine": self.engine,
             "valid": self.valid,
             "sentence": sentence(self),
-            "reasons": [_reason(r) for r in self.reasons],
+            "reasons": [reason_entry(r) for r in self.reasons],
             "notes": list(self.notes),
-            "arms": _most_measured(self.arms, about),
+            "arms": most_measured(self.arms, about),
             "experiments": self.arms,
             "comparisons": [
-                _comparison(c) | {"control": self._yardstick(c)} for c in self.comparisons
+                comparison_entry(c) | {"control": self._yardstick(c)} for c in self.comparisons
             ],
-            "control": _comparison(controls[0]) | {"arm": controls[0].b} if controls else {},
-            "controls": [_comparison(c) | {"arm": c.b} for c in self.controls],
+            "control": comparison_entry(controls[0]) | {"arm": controls[0].b} if controls else {},
+            "controls": [comparison_entry(c) | {"arm": c.b} for c in self.controls],
             "parity": {
-                arm: _worst([found[arm].result for found in self.parity.values() if arm in found])
+                arm: worst([found[arm].result for found in self.parity.values() if arm in found])
                 for arm in dict.fromkeys(arm for found in self.parity.values() for arm in found)
             },
             "parity_counts": [
@@ -95,7 +102,7 @@ class Verdict:
             == (comparison.experiment, comparison.metric, comparison.method)
         ]
         keys = ("a", "b", "method", "ratio", "low", "high", "level", "sd")
-        return {key: _comparison(fitting[0])[key] for key in keys} if fitting else None
+        return {key: comparison_entry(fitting[0])[key] for key in keys} if fitting else None
 
 
 def judge(
@@ -289,7 +296,7 @@ def _facts(run: Run, reasons: Sequence[Refusal], experiment: str, arm: str) -> d
         "cycle_ms": metrics.cycle_ms(blocks),
         "accept_length": told.length.value if told else None,
         "accept_rate": told.rate.value if told and told.rate else None,
-        "accept": _accept(told) if told else None,
+        "accept": accept_entry(told) if told else None,
         "accept_simulated": run.acceptance_simulated(experiment),
         "collectives_per_round": {stage: sum(found.values()) for stage, found in kinds.items()},
         "collectives_by_kind": kinds,
@@ -363,62 +370,3 @@ def _notes(
         if f.value["detected"]
     ]
     return tuple(notes)
-
-
-def _comparison(c: Comparison) -> dict[str, Any]:
-    i = c.interval
-    return {
-        "experiment": c.experiment,
-        "a": c.a,
-        "b": c.b,
-        "metric": c.metric,
-        "ratio": i.ratio if i else None,
-        "low": i.low if i else None,
-        "high": i.high if i else None,
-        "level": c.level,
-        "pairs": min(c.units),
-        "units": list(c.units),
-        "method": c.method,
-        "interval": i.method if i else None,
-        "beside": vars(c.beside) if c.beside else None,
-        "sd": c.sd,
-        "resolution": c.resolution,
-        "wanted": c.wanted,
-        "wanted_seconds": c.wanted_seconds,
-        "valid": c.valid,
-        "reasons": [_reason(r) for r in c.reasons],
-    }
-
-
-def _reason(r: Refusal) -> dict[str, Any]:
-    return {"key": r.key, "sentence": r.sentence, "experiment": r.experiment, "arms": list(r.arms)}
-
-
-def _accept(taken: accept.Accept) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        return (
-            vars(value)
-            if isinstance(value, accept.Estimate)
-            else [vars(v) for v in value]
-            if isinstance(value, tuple)
-            else value
-        )
-
-    return {name: plain(value) for name, value in vars(taken).items()}
-
-
-def _most_measured(
-    experiments: dict[str, dict[str, dict[str, Any]]], first: str | None
-) -> dict[str, dict[str, Any]]:
-    arms = dict.fromkeys(arm for found in experiments.values() for arm in found)
-    return {
-        arm: max(
-            (found[arm] for found in experiments.values() if arm in found),
-            key=lambda facts: (facts["experiment"] == first, facts["blocks"]),
-        )
-        for arm in arms
-    }
-
-
-def _worst(results: Sequence[str]) -> str:
-    return next(r for r in ("differs", "identical", "not checked") if r in results)

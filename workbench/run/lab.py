@@ -1,4 +1,4 @@
-"""The lab of one run: its folder, its log, and the loop that measures planned blocks."""
+"""The lab of one run: its folder, its log, and what it says."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 import logging
 import random
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,23 +15,15 @@ from typing import Any
 from workbench.experiment import plans, runlog
 from workbench.experiment.arms import Arm
 from workbench.experiment.checks import Check
-from workbench.experiment.errors import BadInput, ServerFailed
+from workbench.experiment.errors import BadInput
 from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile, load
 from workbench.experiment.runlog import Block, Failure, Finding, Line, RunLog, now
 from workbench.judge import stopping, verdict
 from workbench.predict import preflight
-from workbench.run import provenance, recording
-from workbench.run.ticket import Progress, tell_progress
-from workbench.serving import gpu_locks, gpus
-from workbench.serving import server as servers
-from workbench.serving.pool import Pool
+from workbench.run import measuring, provenance, recording
 
 log = logging.getLogger(__name__)
-GIVEN_BACK_WITHIN_S, GIVEN_BACK_BYTES = (
-    30,
-    64 << 20,
-)  # a driver frees a process's memory a moment after its end
 NARRATED = "· "  # marks progress among a notebook's other output, for a terminal that replays it
 
 
@@ -60,9 +50,14 @@ class Lab:
         """
         return self.provenance.get("recording")
 
+    @cached_property
+    def _log(self) -> runlog.Reader:
+        return runlog.Reader(self.folder / "runs.jsonl")
+
     @property
     def records(self) -> list[Line]:
-        return runlog.read(self.folder / "runs.jsonl")
+        """What the log holds now; what was read before is neither read nor checked again."""
+        return self._log.records()
 
     @property
     def verdict(self) -> verdict.Verdict:
@@ -159,110 +154,18 @@ class Lab:
         """
         decide = plan if callable(plan) else lambda _: plan
         if self.recording:
-            for experiment in dict.fromkeys(
-                task.planned.experiment for task in decide(self.records)
-            ):
-                recording.refuse_absent(
-                    self.recording, self.provenance["blocks"], self.records, experiment
-                )
-            return
-        if not self.left(tasks := decide(self.records)):
-            return
-        rule = None if callable(plan) else stopping.rule(self.profile, tasks)
-        preflight.refuse(
-            preflight.check(
-                self.profile,
-                [Arm.parse(name) for name in dict.fromkeys(task.planned.arm for task in tasks)],
-            )
-        )
-        if rule:
-            self.find(
-                rule.experiment, stopping.CHECKPOINTS, {"looks": list(rule.checkpoints.looks)}
-            )
-        with (
-            gpu_locks.held(self.profile, self.folder) as held,
-            servers.imported_once(self.profile),
-            RunLog(self.folder / "runs.jsonl") as file,
-            _gpus_given_back(self.profile, file),
-            Pool(self.profile, self.prompts, self.folder, file, held) as pool,
-        ):
-            while left := self.left(tasks := decide(self.records)):
-                pool.plan(tasks, [task for _, task in left])
-                if not self._measure(pool, file, left, tasks, rule):
-                    break
-            if pool.failed and not any(
-                isinstance(r, Block)
-                and r.role == "measure"
-                and r.experiment == tasks[0].planned.experiment
-                for r in self.records
-            ):
-                raise pool.failed
-
-    def _measure(
-        self,
-        pool: Pool,
-        file: RunLog,
-        left: Sequence[tuple[int, Task]],
-        tasks: Sequence[Task],
-        rule: stopping.Rule | None,
-    ) -> bool:
-        """Run what is left of these tasks; whether the plan is to be asked again. Raises:
-        ServerFailed.
-        """
-        before, old = (
-            self.records,
-            len(file.added),
-        )  # read once: a long log takes longer to read than a block to run
-        for place, (index, task) in enumerate(left):
-            known = [*before, *file.added[old:]]
-            why = (
-                rule.ends(known, task)
-                if rule
-                else "seconds"
-                if stopping.overspent(self.profile, known, tasks, task)
-                else None
-            )
-            if why:
-                about = rule.experiment if rule else task.planned.experiment
-                if not any(
-                    isinstance(r, Finding) and (r.experiment, r.name) == (about, stopping.STOPPED)
-                    for r in known
-                ):
-                    file.append(
-                        Finding(
-                            experiment=about,
-                            name=stopping.STOPPED,
-                            time=now(),
-                            value={"why": why, "blocks_left": len(left) - place},
-                        )
-                    )
-                if rule is None:
-                    return False
-                continue
-            rest = [task for _, task in left[place:]]
-            at = Progress(
-                task.planned.experiment,
-                len(tasks) - len(left) + place + 1,
-                len(tasks),
-                task.planned.arm,
-                plans.left_s(known, rest, pool.starts_left(rest)),
-            )
-            tell_progress(self.folder, at)
-            log.info(
-                "%s: block %d of %d on %s%s",
-                at.experiment,
-                at.block,
-                at.of,
-                at.arm,
-                plans.left_words(at.left_s),
-            )
-            try:
-                pool.run(index, task)
-            except ServerFailed as failure:
-                if not pool.goes_on(task, failure):
-                    raise
-                return True
-        return rule is None
+            asked = dict.fromkeys(task.planned.experiment for task in decide(self.records))
+            expected = self.provenance["blocks"]
+            for experiment in asked:
+                recording.refuse_absent(self.recording, expected, self.records, experiment)
+        elif self.left(tasks := decide(self.records)):
+            rule = None if callable(plan) else stopping.rule(self.profile, tasks)
+            arms = [Arm.parse(name) for name in plans.arms_of(tasks)]
+            preflight.refuse(preflight.check(self.profile, arms))
+            if rule:
+                looks = {"looks": list(rule.checkpoints.looks)}
+                self.find(rule.experiment, stopping.CHECKPOINTS, looks)
+            measuring.measure(self.profile, self.folder, self.prompts, decide, rule)
 
     def stopped(self, why: str) -> None:
         """Write down that whoever ran this stopped it, after which block."""
@@ -280,27 +183,8 @@ class Lab:
                 )
 
     def left(self, tasks: Sequence[Task]) -> list[tuple[int, Task]]:
-        """The tasks that are not in the log, each with its number; without those of arms that the
-        run goes on without.
-        """
-        records = self.records
-        done = {(r.experiment, r.block) for r in records if isinstance(r, Block)}
-        out = {
-            (r.experiment, r.arm)
-            for r in records
-            if isinstance(r, Failure)
-            and (
-                r.what == "setting"
-                or self.profile.plan.on_failure == "go_on"
-                and r.what != "stopped"
-            )
-        }
-        return [
-            (number, task)
-            for number, task in plans.numbered(tasks)
-            if (task.planned.experiment, number) not in done
-            and (task.planned.experiment, task.planned.arm) not in out
-        ]
+        """The tasks that are not in the log, each with its number (``plans.left``)."""
+        return plans.left(self.profile, self.records, tasks)
 
 
 def open_lab(
@@ -387,35 +271,3 @@ def _narrate() -> None:
         handler.setFormatter(logging.Formatter(f"{NARRATED}%(message)s"))
         ours.addHandler(handler)
         ours.setLevel(logging.INFO)
-
-
-@contextmanager
-def _gpus_given_back(profile: Profile, file: RunLog) -> Iterator[None]:
-    """Write down each GPU's free memory before the first server and after the last: workers that
-    outlive a server keep theirs.
-    """
-    before = [gpu.free for gpu in gpus.ours(profile)]
-    try:
-        yield
-    finally:
-        if before:
-            end, back = time.monotonic() + GIVEN_BACK_WITHIN_S, False
-            while not back and time.monotonic() < end:
-                after = [gpu.free for gpu in gpus.ours(profile)]
-                back = all(free >= was - GIVEN_BACK_BYTES for was, free in zip(before, after))
-                time.sleep(0 if back else 1)
-            if not back:
-                log.warning(
-                    "the GPUs have %s bytes free where %s were before: something of this run is"
-                    " left on them",
-                    after,
-                    before,
-                )
-            file.append(
-                Finding(
-                    experiment="gpus",
-                    name="memory",
-                    time=now(),
-                    value={"free_before": before, "free_after": after, "given_back": back},
-                )
-            )

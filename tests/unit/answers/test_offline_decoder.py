@@ -10,15 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from workbench.answers.offline_decoder import (
+from workbench.answers.offline_decoder import accept_length, decode, diagnose, total_histogram
+from workbench.answers.reference_models import (
     Decoded,
     Reference,
-    accept_length,
     count_rounds,
-    decode,
-    diagnose,
     hidden_state_indices,
-    total_histogram,
 )
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile_sections import ROOT

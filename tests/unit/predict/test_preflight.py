@@ -292,11 +292,14 @@ def test_free_memory_is_that_of_the_gpus_that_the_ranks_take(tmp_path, monkeypat
     apart = cuda.model_copy(
         update={"server": cuda.server.model_copy(update={"flags": {"base-gpu-id": 1}})}
     )
-    assert memory_fit.free(cuda, None)[0] == [100 << 20, 300 << 20] and memory_fit.free(
-        apart, None
-    )[0] == [300 << 20, 200 << 20]
+    assert memory_fit.free_memory(cuda, None)[0] == [
+        100 << 20,
+        300 << 20,
+    ] and memory_fit.free_memory(apart, None)[0] == [300 << 20, 200 << 20]
     fake_gpus.install(monkeypatch, [])
-    assert [(c.status, c.name) for c in memory_fit.free(cuda, None)[1]] == [("refused", "tp")]
+    assert [(c.status, c.name) for c in memory_fit.free_memory(cuda, None)[1]] == [
+        ("refused", "tp")
+    ]
 
 
 # ------------------------------------------------------------------ memory

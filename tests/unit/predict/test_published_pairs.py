@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from fixtures.training import card, heldout, pairs, text
-from workbench.answers.offline_decoder import Reference, hidden_state_indices, total_histogram
+from workbench.answers.offline_decoder import total_histogram
+from workbench.answers.reference_models import Reference, hidden_state_indices
 from workbench.experiment.profile_sections import ROOT
 
 PAIRS = {"tiny": 3.0, "tiny-kimi": 2.8}  # the accept length each is promised to reach at 3 steps

@@ -329,7 +329,7 @@ def test_provenance_is_flat_and_keeps_lists():
 
 
 @pytest.mark.parametrize(
-    "cells, words",
+    "column, words",
     [
         ([1.0, 12.0], ["1", "12"]),
         ([0.5, None], ["0.5", "unknown"]),
@@ -342,8 +342,8 @@ def test_provenance_is_flat_and_keeps_lists():
         (["–", 2.0], ["–", "2"]),
     ],
 )
-def test_a_columns_numbers_share_their_decimals(cells, words):
-    assert cells.shown(pd.DataFrame({"c": pd.Series(cells, dtype=object)}))["c"].tolist() == words
+def test_a_columns_numbers_share_their_decimals(column, words):
+    assert cells.shown(pd.DataFrame({"c": pd.Series(column, dtype=object)}))["c"].tolist() == words
 
 
 def test_what_comes_once_a_request_is_no_part_of_a_cycle():

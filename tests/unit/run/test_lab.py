@@ -17,7 +17,7 @@ from workbench.experiment.errors import Hung, ServerFailed
 from workbench.experiment.plans import Task
 from workbench.experiment.runlog import Block, Failure, Finding, Request, Start
 from workbench.experiment.schedule import Planned
-from workbench.run import lab
+from workbench.run import lab, measuring
 from workbench.serving import attestation, pool
 
 TP = 2
@@ -32,10 +32,10 @@ class Servers:
         self.calls: list[tuple] = []
         self.changes = {"said": said or {}, "counts": counts or {}}
         self.rounds, self.arms, self.live = 0, {}, 0
-        monkeypatch.setattr(lab.servers, "serve", self.serve)
-        monkeypatch.setattr(lab.servers, "imported_once", nullcontext)
+        monkeypatch.setattr(measuring.servers, "serve", self.serve)
+        monkeypatch.setattr(measuring.servers, "imported_once", nullcontext)
         monkeypatch.setattr(
-            lab.servers, "describe", lambda launch: {"command": ("fake",), "environment": {}}
+            measuring.servers, "describe", lambda launch: {"command": ("fake",), "environment": {}}
         )
         monkeypatch.setattr(pool.client, "send", self.send)
         monkeypatch.setattr(pool.client, "switch", self.switch)
@@ -236,7 +236,7 @@ def test_a_start_that_fails_beside_another_leaves_no_server(run, monkeypatch):
             raise ServerFailed("the server died while starting: why")
         return fake.serve(chosen, arms, logfile)
 
-    monkeypatch.setattr(lab.servers, "serve", serve)
+    monkeypatch.setattr(measuring.servers, "serve", serve)
     with pytest.raises(ServerFailed, match="why"):
         two.measure([task("none"), task("shared")])
     assert fake.live == 0 and [(r.kind, r.what) for r in two.records] == [("failure", "start")]
@@ -393,7 +393,7 @@ def test_an_optional_arm_whose_server_fails_is_left_out_with_all_that_server_was
         with serve(chosen, arms, logfile) as up:
             yield up
 
-    monkeypatch.setattr(lab.servers, "serve", picky)
+    monkeypatch.setattr(measuring.servers, "serve", picky)
     run.measure(
         [optional("shared+comm=gloo-lo"), optional("own-1+comm=gloo-lo"), task("shared", 1)]
     )
@@ -499,7 +499,7 @@ def test_where_the_run_goes_on_a_server_that_does_not_start_leaves_out_all_its_a
         with fake.serve(chosen, arms, logfile) as up:
             yield up
 
-    monkeypatch.setattr(lab.servers, "serve", picky)
+    monkeypatch.setattr(measuring.servers, "serve", picky)
     planned = [task("none"), task("shared"), task("own-1"), task("none", 1)]
     two = going_on(at_once(run, 2))
     two.measure(planned)
@@ -515,7 +515,7 @@ def test_where_the_run_goes_on_and_nothing_can_be_measured_it_fails(run, monkeyp
         raise ServerFailed("the server died while starting: why")
         yield
 
-    monkeypatch.setattr(lab.servers, "serve", dies)
+    monkeypatch.setattr(measuring.servers, "serve", dies)
     with pytest.raises(ServerFailed, match="why"):
         going_on(run).measure([task("none"), task("shared")])
     assert failures(run) == [("none", "start"), ("shared", "start")]

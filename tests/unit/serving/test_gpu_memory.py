@@ -6,7 +6,7 @@ import pytest
 from simulated_runs import profile
 
 from workbench.experiment import runlog
-from workbench.run import lab
+from workbench.run import measuring
 
 
 @pytest.mark.parametrize(
@@ -19,13 +19,13 @@ from workbench.run import lab
 def test_memory_that_is_not_given_back_is_said(readings, back, tmp_path, monkeypatch):
     left = iter(readings)
     monkeypatch.setattr(
-        lab.gpus, "ours", lambda _: [SimpleNamespace(free=free) for free in next(left)]
+        measuring.gpus, "ours", lambda _: [SimpleNamespace(free=free) for free in next(left)]
     )
-    monkeypatch.setattr(lab, "GIVEN_BACK_WITHIN_S", 2)
+    monkeypatch.setattr(measuring, "GIVEN_BACK_WITHIN_S", 2)
     with (
         runlog.RunLog(tmp_path / "runs.jsonl") as file,
         pytest.raises(ZeroDivisionError),
-        lab._gpus_given_back(profile().model_copy(update={"engine": "cuda"}), file),
+        measuring.gpus_given_back(profile().model_copy(update={"engine": "cuda"}), file),
     ):
         raise ZeroDivisionError
     (found,) = runlog.read(tmp_path / "runs.jsonl")
