@@ -28,7 +28,7 @@ from workbench.experiment.errors import BadInput
 from workbench.experiment.plans import Task
 from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import NEGATIVE, Block, Finding
-from workbench.judge import verdict
+from workbench.judge import told
 from workbench.judge.stopping import STOPPED
 from workbench.publish import publish
 from workbench.run import recording, ticket
@@ -145,7 +145,7 @@ def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int
         )
         for difference in moved:
             log.error("not the recorded verdict: %s", difference)
-        status = 1 if failed or moved else verdict.exit_status(lab.verdict)
+        status = 1 if failed or moved else told.exit_status(lab.verdict)
         claim.ended(status)
     return status
 

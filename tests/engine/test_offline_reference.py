@@ -5,7 +5,7 @@ fault that accept length hides.
 import pytest
 from serving import TOKENS, ask, histogram, serving
 
-from workbench.answers import offline_decoder, reference_models
+from workbench.answers import offline_decoder, reference_draft
 from workbench.serving import client
 
 
@@ -32,7 +32,7 @@ def test_32_heldout_prompts_on_two_ranks_shared_and_own(tiny, heldout, decoded, 
 
 
 def test_aux_layers_off_by_one_change_the_histogram(tiny, heldout, decoded):
-    trained = reference_models.Draft.load(tiny.pair.draft).layer_ids
+    trained = reference_draft.Draft.load(tiny.pair.draft).layer_ids
     wrong = offline_decoder.decode(
         tiny.pair.target,
         tiny.pair.draft,

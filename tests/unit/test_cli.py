@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.simulated import records
-from workbench import cli
+from workbench import cli, commands
 from workbench.answers import budget
 from workbench.experiment import profile, profile_sections, runlog
 from workbench.experiment.errors import BadInput
@@ -116,14 +116,16 @@ def test_check_says_what_it_checked(capsys):
 
 
 def test_values_are_read_as_yaml():
-    assert cli.changes(["pairs=12", "arms=[none, own-1]", "restart=true", "resolution=0.02"]) == {
+    assert commands.changes(
+        ["pairs=12", "arms=[none, own-1]", "restart=true", "resolution=0.02"]
+    ) == {
         "pairs": 12,
         "arms": ["none", "own-1"],
         "restart": True,
         "resolution": 0.02,
     }
     with pytest.raises(BadInput):
-        cli.changes(["arms=[none"])
+        commands.changes(["arms=[none"])
 
 
 def test_a_bare_name_stands_for_the_one_field_that_has_it():
@@ -252,7 +254,7 @@ def test_a_disk_that_refuses_anywhere_is_one_sentence(number, capsys, monkeypatc
     def refuses(*_):
         raise OSError(number, os.strerror(number), str(tmp_path / "report.html"))
 
-    monkeypatch.setattr(cli, "_report", refuses)
+    monkeypatch.setattr(commands, "report", refuses)
     assert cli.main(["report", str(tmp_path)]) == 1
     said = capsys.readouterr().err.strip()
     assert (

@@ -91,7 +91,7 @@ def test_the_run_is_the_one_that_was_chosen(place):
     assert changes == ["arms=[shared, own-1]", "pairs=6", "starts=3", "stop=true", "budget_s=90.0"]
     skipped = [word for flag, word in zip(options, options[1:]) if flag == "--skip"]
     assert "04_draft_tp" not in skipped and len(skipped) == 7 and folder.parent == place.parent
-    from workbench.cli import changes as parsed
+    from workbench.commands import changes as parsed
     from workbench.experiment.profile import load
 
     assert load("cpu-tiny", parsed(changes)) == panel.chosen()

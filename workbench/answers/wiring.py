@@ -42,7 +42,7 @@ def check(lab: Lab) -> dict[str, Any]:
         }
     from workbench.answers import (
         offline_decoder,  # torch and transformers, seconds that no other case needs
-        reference_models,
+        reference_draft,
     )
 
     requests = blocks[0].requests
@@ -72,7 +72,7 @@ def check(lab: Lab) -> dict[str, Any]:
     trained = (
         list(profile.pair.trained_layers)
         if profile.pair.trained_layers
-        else list(reference_models.Draft.load(profile.pair.draft).layer_ids)
+        else list(reference_draft.Draft.load(profile.pair.draft).layer_ids)
     )
     expected, alternatives = histogram(trained), {}
     if tuple(counts) != expected:

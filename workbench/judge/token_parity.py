@@ -23,7 +23,7 @@ class Parity:
 
     mismatched of compared: answers that differ from none's. own_mismatched of own_compared: answers
         that differ between two runs of one arm (this one and none together).
-    owed: answers that must be identical and are not.
+    violations: answers that must be identical and are not.
     """
 
     arm: str
@@ -32,7 +32,7 @@ class Parity:
     compared: int = 0
     own_mismatched: int = 0
     own_compared: int = 0
-    owed: int = 0
+    violations: int = 0
 
     @property
     def sentence(self) -> str:
@@ -41,7 +41,7 @@ class Parity:
         return (
             f"{self.arm}: {self.mismatched} of {self.compared} answers differ from none, and"
             f" {self.own_mismatched} of {self.own_compared} differ between two runs of one arm"
-            + (f"; {self.owed} must be identical." if self.owed else ".")
+            + (f"; {self.violations} must be identical." if self.violations else ".")
         )
 
 
@@ -58,8 +58,8 @@ def compare(
     """
     answers, none = _answers(blocks), _answers(reference)
     common = sorted(answers.keys() & none.keys())
-    owed = [key for key in common if exact and key[1] == 1]
-    broken = _mismatched([*answers[key], *none[key]] for key in owed)
+    must_match = [key for key in common if exact and key[1] == 1]
+    broken = _mismatched([*answers[key], *none[key]] for key in must_match)
     firsts = {key: (answers[key][0], none[key][0]) for key in common}
     twice = {
         (key, side): runs
@@ -68,10 +68,10 @@ def compare(
         if len(runs) > 1
     }
     excess, others = (
-        _mismatched(firsts[key] for key in common if key not in owed),
-        len(common) - len(owed),
+        _mismatched(firsts[key] for key in common if key not in must_match),
+        len(common) - len(must_match),
     )
-    own = [runs for (key, _), runs in twice.items() if key not in owed]
+    own = [runs for (key, _), runs in twice.items() if key not in must_match]
     if not common or not broken and excess and not own:
         result = "not checked"
     else:

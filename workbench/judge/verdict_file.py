@@ -1,16 +1,192 @@
-"""The content of verdict.json."""
+"""verdict.json as a model: what it holds is checked when it is written and when it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from workbench.judge import accept
+from pydantic import BaseModel, ConfigDict, Field
+
 from workbench.judge.accept_checks import Refusal
 from workbench.judge.comparisons import Comparison
 
+SCHEMA = 1
 
-def comparison_entry(c: Comparison) -> dict[str, Any]:
+
+class Entry(BaseModel):
+    """A part of verdict.json. What a file lacks is unknown: None, or empty."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+
+class ReasonEntry(Entry):
+    """Why there is no result (``refusals.Refusal``)."""
+
+    key: str = ""
+    sentence: str = ""
+    experiment: str = ""
+    arms: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, r: Refusal) -> ReasonEntry:
+        return cls(key=r.key, sentence=r.sentence, experiment=r.experiment, arms=r.arms)
+
+
+class IntervalEntry(Entry):
+    """A ratio with its interval (``stats.Interval``)."""
+
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    level: float | None = None
+    method: str | None = None
+    n: int | None = None
+
+
+class Yardstick(Entry):
+    """The control that a difference is held against: an arm over itself."""
+
+    a: str
+    b: str
+    method: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    level: float | None = None
+    sd: float | None = None
+
+    @classmethod
+    def of(cls, c: Comparison) -> Yardstick:
+        return cls(**{name: getattr(ControlEntry.of(c), name) for name in cls.model_fields})
+
+
+class ComparedEntry(Entry):
+    """What a comparison and a control have in common (``comparisons.Comparison``).
+
+    pairs: units of the smaller side.
+    interval: how it was made.
+    """
+
+    experiment: str = ""
+    a: str = ""
+    b: str = ""
+    metric: str = ""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    level: float | None = None
+    pairs: int | None = None
+    units: tuple[int, ...] = ()
+    method: str | None = None
+    interval: str | None = None
+    beside: IntervalEntry | None = None
+    sd: float | None = None
+    resolution: float | None = None
+    wanted: int | None = None
+    wanted_seconds: float | None = None
+    valid: bool = False
+    reasons: tuple[ReasonEntry, ...] = ()
+
+
+class ComparisonEntry(ComparedEntry):
+    """A comparison with its yardstick; None where no control fits."""
+
+    control: Yardstick | None = None
+
+    @classmethod
+    def of(cls, c: Comparison, control: Yardstick | None) -> ComparisonEntry:
+        return cls(**_compared(c), control=control)
+
+
+class ControlEntry(ComparedEntry):
+    """A control. arm: the second label of the arm that is compared with itself."""
+
+    arm: str = ""
+
+    @classmethod
+    def of(cls, c: Comparison) -> ControlEntry:
+        return cls(**_compared(c), arm=c.b)
+
+
+class ArmEntry(Entry):
+    """One arm in one experiment. What is not known to be the arm's has no numbers.
+
+    accept: as ``accept.Accept`` has it.
+    collectives_per_round: {stage: number}; collectives_by_kind: {stage: {kind: number}}.
+    stage_ms: {stage: milliseconds a round}.
+    attested: every rank reported this placement in every block.
+    """
+
+    tokens_per_s: float | None = None
+    cycle_ms: float | None = None
+    accept_length: float | None = None
+    accept_rate: float | None = None
+    accept: dict[str, Any] | None = None
+    accept_simulated: bool = False
+    collectives_per_round: dict[str, float] = Field(default_factory=dict)
+    collectives_by_kind: dict[str, dict[str, float]] = Field(default_factory=dict)
+    stage_ms: dict[str, float] = Field(default_factory=dict)
+    attested: bool = False
+    experiment: str = ""
+    blocks: int = 0
+    starts: int = 0
+
+
+class ParityEntry(Entry):
+    """Answers of one arm against those of no speculation (``token_parity.Parity``)."""
+
+    experiment: str = ""
+    sentence: str = ""
+    arm: str = ""
+    result: str = ""
+    mismatched: int = 0
+    compared: int = 0
+    own_mismatched: int = 0
+    own_compared: int = 0
+    violations: int = Field(0, alias="owed")
+
+
+class VerdictFile(Entry):
+    """The content of verdict.json.
+
+    version: of the schema.
+    arms: each from the headline's experiment, else from the one that measured it most.
+    experiments: {experiment: {arm: facts}}.
+    control: the headline's; controls: all of them.
+    parity: {arm: identical, differs or not checked}.
+    """
+
+    version: int = Field(SCHEMA, alias="schema")
+    profile: str = ""
+    source: str = ""
+    engine: str = ""
+    valid: bool = False
+    sentence: str = ""
+    reasons: tuple[ReasonEntry, ...] = ()
+    notes: tuple[str, ...] = ()
+    arms: dict[str, ArmEntry] = Field(default_factory=dict)
+    experiments: dict[str, dict[str, ArmEntry]] = Field(default_factory=dict)
+    comparisons: tuple[ComparisonEntry, ...] = ()
+    control: ControlEntry | None = None
+    controls: tuple[ControlEntry, ...] = ()
+    parity: dict[str, str] = Field(default_factory=dict)
+    parity_counts: tuple[ParityEntry, ...] = ()
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> VerdictFile:
+        """The model of a file's content.
+
+        Raises: pydantic.ValidationError where the content is none.
+        """
+        return cls.model_validate(dict(data) | {"control": data.get("control") or None})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types, under the schema's names; a run without a control holds {} there."""
+        content = self.model_dump(mode="json", by_alias=True)
+        return content | {"control": content["control"] or {}}
+
+
+def _compared(c: Comparison) -> dict[str, Any]:
     i = c.interval
     return {
         "experiment": c.experiment,
@@ -22,48 +198,14 @@ def comparison_entry(c: Comparison) -> dict[str, Any]:
         "high": i.high if i else None,
         "level": c.level,
         "pairs": min(c.units),
-        "units": list(c.units),
+        "units": c.units,
         "method": c.method,
         "interval": i.method if i else None,
-        "beside": vars(c.beside) if c.beside else None,
+        "beside": IntervalEntry(**vars(c.beside)) if c.beside else None,
         "sd": c.sd,
         "resolution": c.resolution,
         "wanted": c.wanted,
         "wanted_seconds": c.wanted_seconds,
         "valid": c.valid,
-        "reasons": [reason_entry(r) for r in c.reasons],
+        "reasons": tuple(map(ReasonEntry.of, c.reasons)),
     }
-
-
-def reason_entry(r: Refusal) -> dict[str, Any]:
-    return {"key": r.key, "sentence": r.sentence, "experiment": r.experiment, "arms": list(r.arms)}
-
-
-def accept_entry(taken: accept.Accept) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        return (
-            vars(value)
-            if isinstance(value, accept.Estimate)
-            else [vars(v) for v in value]
-            if isinstance(value, tuple)
-            else value
-        )
-
-    return {name: plain(value) for name, value in vars(taken).items()}
-
-
-def most_measured(
-    experiments: dict[str, dict[str, dict[str, Any]]], first: str | None
-) -> dict[str, dict[str, Any]]:
-    arms = dict.fromkeys(arm for found in experiments.values() for arm in found)
-    return {
-        arm: max(
-            (found[arm] for found in experiments.values() if arm in found),
-            key=lambda facts: (facts["experiment"] == first, facts["blocks"]),
-        )
-        for arm in arms
-    }
-
-
-def worst(results: Sequence[str]) -> str:
-    return next(r for r in ("differs", "identical", "not checked") if r in results)

@@ -19,7 +19,7 @@ from workbench.experiment.errors import BadInput
 from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile, load
 from workbench.experiment.runlog import Block, Failure, Finding, Line, RunLog, now
-from workbench.judge import stopping, verdict
+from workbench.judge import stopping, told, verdict
 from workbench.predict import preflight
 from workbench.run import measuring, provenance, recording
 
@@ -60,7 +60,7 @@ class Lab:
         return self._log.records()
 
     @property
-    def verdict(self) -> verdict.Verdict:
+    def verdict(self) -> told.Verdict:
         """The verdict of what is in the log now."""
         return verdict.judge(
             self.profile,

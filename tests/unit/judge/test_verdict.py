@@ -22,7 +22,8 @@ from simulated_runs import (
 from workbench.experiment import runlog, schedule
 from workbench.experiment.runlog import Failure, Finding
 from workbench.judge.comparisons import against_references
-from workbench.judge.verdict import CPU_CAVEAT, exit_status, judge, sentence
+from workbench.judge.told import CPU_CAVEAT, exit_status, sentence
+from workbench.judge.verdict import judge
 
 
 def comparison(verdict, a, b, metric="tokens_per_s"):
@@ -574,11 +575,11 @@ def test_identity_is_owed_one_at_a_time_on_the_cpu_engine_or_in_deterministic_mo
 ):
     records = [*answers("none"), *answers("own-1", wrong=1)]
     found = judge(profile(engine, server={"flags": flags}), records)
-    assert found.parity["draft_tp"]["own-1"].owed == owed and ("parity" in keys(found)) == bool(
-        owed
-    )
+    assert found.parity["draft_tp"]["own-1"].violations == owed and (
+        "parity" in keys(found)
+    ) == bool(owed)
     batched = judge(profile("cpu"), [*answers("none", 4), *answers("own-1", 4, wrong=1)])
-    assert batched.parity["draft_tp"]["own-1"].owed == 0 and "parity" not in keys(batched)
+    assert batched.parity["draft_tp"]["own-1"].violations == 0 and "parity" not in keys(batched)
 
 
 # What the design can find
