@@ -13,10 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.commands import (
-    bench_arms,
-    bench_machine,
-)
+from workbench import commands
 from workbench.experiment.errors import WorkbenchError
 from workbench.run.lab import NARRATED
 
@@ -75,8 +72,8 @@ def _progress(record: logging.LogRecord) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description=__doc__.split(".")[0])
-    commands = parser.add_subparsers(required=True)
-    replay = commands.add_parser("replay", help="run the whole investigation and write a report")
+    subparsers = parser.add_subparsers(required=True)
+    replay = subparsers.add_parser("replay", help="run the whole investigation and write a report")
     replay.add_argument("profile", help="a profile's name or YAML file, or recorded:NAME")
     replay.add_argument(
         "-p",
@@ -95,8 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument(
         "--skip", metavar="NOTEBOOK", action="append", default=[], help="leave a notebook out"
     )
-    replay.set_defaults(do=replay)
-    measure = commands.add_parser(
+    replay.set_defaults(do=commands.replay)
+    measure = subparsers.add_parser(
         "measure", help="run a profile's blocks without notebooks, on a machine without Jupyter"
     )
     measure.add_argument("profile")
@@ -107,8 +104,8 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         help="the run's folder; blocks that are in it already are not measured again",
     )
-    measure.set_defaults(do=measure)
-    record = commands.add_parser(
+    measure.set_defaults(do=commands.measure)
+    record = subparsers.add_parser(
         "record",
         help=(
             "keep a finished run as fixtures/recordings/NAME, which replay recorded:NAME renders"
@@ -117,14 +114,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     record.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
     record.add_argument("name", metavar="NAME")
-    record.set_defaults(do=record)
-    check = commands.add_parser(
+    record.set_defaults(do=commands.record)
+    check = subparsers.add_parser(
         "check", help="everything that can be known before a server is started"
     )
     check.add_argument("profile")
     check.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
-    check.set_defaults(do=check)
-    predict = commands.add_parser(
+    check.set_defaults(do=commands.check)
+    predict = subparsers.add_parser(
         "predict",
         help=(
             "before any measurement: own-N over shared on more GPUs, by the inputs of a run with"
@@ -138,12 +135,12 @@ def _parser() -> argparse.ArgumentParser:
         help="a run whose log holds its machine's inputs: a folder, or recorded:NAME",
     )
     predict.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
-    predict.set_defaults(do=predict)
-    probe = commands.add_parser(
+    predict.set_defaults(do=commands.predict)
+    probe = subparsers.add_parser(
         "probe", help="does the installed SGLang have an option for the draft's TP size?"
     )
-    probe.set_defaults(do=probe)
-    report = commands.add_parser(
+    probe.set_defaults(do=commands.probe)
+    report = subparsers.add_parser(
         "report",
         help="write verdict.json and report.html of a run again, or put two runs side by side",
     )
@@ -157,8 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--out", type=Path, help="the page of two runs (default: outputs/RUN-and-OTHER.html)"
     )
-    report.set_defaults(do=report)
-    bench = commands.add_parser(
+    report.set_defaults(do=commands.report)
+    bench = subparsers.add_parser(
         "bench", help="measure this machine, or a way of measuring on it"
     ).add_subparsers(required=True)
     arms = bench.add_parser(
@@ -175,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         "--pairs", type=int, default=12, help="pairs of blocks in one server (default 12)"
     )
     arms.add_argument("--starts", type=int, default=4, help="starts of each arm (default 4)")
-    arms.set_defaults(do=bench_arms)
+    arms.set_defaults(do=commands.bench_arms)
     machine = bench.add_parser(
         "machine",
         help=(
@@ -185,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     machine.add_argument("profile", nargs="?", default="cpu-tiny")
     machine.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
-    machine.set_defaults(do=bench_machine)
+    machine.set_defaults(do=commands.bench_machine)
     return parser
 
 

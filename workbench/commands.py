@@ -60,8 +60,8 @@ def measure(options: argparse.Namespace) -> int:
     from workbench.answers import budget, negative_control
     from workbench.experiment import plans
     from workbench.experiment.profile import load
-    from workbench.predict import preflight
     from workbench.judge import told
+    from workbench.predict import preflight
     from workbench.run.lab import open_lab
 
     checks = preflight.check(load(options.profile, changes(options.changes)))

@@ -50,7 +50,7 @@ def sweep_map(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
             scale=alt.Scale(padding=0),
         ),
     )
-    cells = base.mark_rect(stroke="white", strokeWidth=2).encode(
+    squares = base.mark_rect(stroke="white", strokeWidth=2).encode(
         alt.Color(
             "share:Q",
             title=share,
@@ -62,7 +62,7 @@ def sweep_map(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
         text="words:N",
         color=alt.condition(f"datum.share > {(low + 300) / 4}", alt.value("white"), alt.value(INK)),
     )
-    return finished(cells + text, width, 44 * known["shape"].nunique() + 10)
+    return finished(squares + text, width, 44 * known["shape"].nunique() + 10)
 
 
 def by_load(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
