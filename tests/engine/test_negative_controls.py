@@ -76,7 +76,7 @@ def test_a_corrupted_rank_is_overruled_by_broadcast_but_never_attested(
 )
 def test_an_unsupported_argument_is_one_sentence(field, value, words):
     [hook] = unsupported.argument_hooks(Orders(arms=(Placement("own-1", 1),)))
-    harmless = dict.fromkeys((name for name, *_ in unsupported.UNSUPPORTED), None)
+    harmless = dict.fromkeys(entry.field for entry in unsupported.UNSUPPORTED)
     hook.function(SimpleNamespace(**harmless), [])
     with pytest.raises(SystemExit, match=words):
         hook.function(SimpleNamespace(**harmless | {field: value}), [])

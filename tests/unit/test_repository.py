@@ -110,7 +110,12 @@ def test_sglangs_processes_load_no_notebook_or_table_package():
 
 # What the outside may know of the engine: its orders and where its stand-ins lie, neither of which
 # touches SGLang.
-SHARED = {"workbench.engine.orders", "workbench.engine.cpu.paths"}
+SHARED = {
+    "workbench.engine.orders",
+    "workbench.engine.cpu.paths",
+    "workbench.engine.stages",
+    "workbench.engine.unsupported",
+}
 
 
 @pytest.mark.parametrize(

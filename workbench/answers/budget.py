@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.answers import host_time
+from workbench.engine import stages as stage_table
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput, WorkbenchError
 from workbench.experiment.runlog import Block
@@ -123,7 +124,7 @@ def collectives(run: Lab, facts: Mapping[str, Any], found: Basis) -> float | Non
 
 def _drafting(run: Lab, found: Basis) -> list[stage_work.Work]:
     works = stage_work.stages(run.profile, found.target, found.draft, Arm("shared"))
-    return [works[stage] for stage in ("draft", "draft_extend")]
+    return [works[stage] for stage in stage_table.DRAFTING]
 
 
 def collective_s(run: Lab, found: Basis) -> float:
@@ -180,7 +181,7 @@ def placement_table(predictions: Mapping[str, Prediction]) -> pd.DataFrame:
     """One row a placement: milliseconds that drafting takes of a cycle, by what takes them."""
     rows = []
     for arm, prediction in predictions.items():
-        costs = [prediction.stages[stage] for stage in ("draft", "draft_extend")]
+        costs = [prediction.stages[stage] for stage in stage_table.DRAFTING]
         rows.append(
             (
                 arm,

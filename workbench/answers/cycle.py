@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.answers.budget import caveat, collective_s, collectives, in_ms, verify_table
+from workbench.engine import stages
 from workbench.experiment import sweeps
 from workbench.experiment.arms import Arm
 from workbench.predict import step_count
@@ -16,12 +17,7 @@ from workbench.predict.basis import Basis
 from workbench.report.cells import NOT_APPLICABLE, number
 from workbench.run.lab import Lab
 
-STAGES = (
-    "draft",
-    "verify",
-    "draft_extend",
-    "decode",
-)  # of a cycle; decode is the step without speculation
+STAGES = stages.CYCLE
 HOST = "host"
 TIMING_MAY_COST = 1.0  # percent of throughput
 
@@ -199,7 +195,7 @@ def steps(run: Lab, verdict: Mapping[str, Any]) -> tuple[step_count.Choice, ...]
         or not spec.steps
     ):
         return ()
-    drafting = (shared.get("draft", 0.0) + shared.get("draft_extend", 0.0)) / 1e3
+    drafting = (sum(shared.get(stage, 0.0) for stage in stages.DRAFTING)) / 1e3
     return step_count.choices(
         acceptance,
         curve(run, verdict),
@@ -226,10 +222,10 @@ def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
     told = measured(verdict).get("shared")
     if told is None or "draft" not in told:
         return f"No answer: the stages of shared's cycle were not measured.{caveat(run)}"
-    cycle, drafting = told["cycle"], told["draft"] + told.get("draft_extend", 0.0)
+    cycle, drafting = told["cycle"], sum(told.get(stage, 0.0) for stage in stages.DRAFTING)
     parts = ", ".join(
         f"{stage.replace('_', '-')} {told[stage]:.3g}"
-        for stage in ("draft", "verify", "draft_extend")
+        for stage in stages.SPECULATION
         if stage in told
     )
     said = [

@@ -16,14 +16,15 @@ from typing import Any
 import ijson
 import numpy as np
 
+from workbench.engine import stages
 from workbench.experiment.errors import BadInput
 
 # Classes in the order in which they claim a moment that several are running in: communication
 # beside computation costs nothing.
 CLASSES = ("attention", "matrix", "other", "collective", "wait")
-STAGES = ("draft", "verify", "draft_extend", "decode", "prefill", "draft_prefill", "outside")
+STAGES = (*stages.NAMES, "outside")
 BETWEEN = "between stages"
-CYCLE = ("draft", "verify", "draft_extend", "decode", "outside", BETWEEN)
+CYCLE = (*stages.CYCLE, "outside", BETWEEN)
 # By what kernels of CUDA libraries, of SGLang and of torch (on the CPU: its operators) are called.
 _NAMES = (
     (
@@ -173,7 +174,7 @@ def _kind(name: str) -> int:
 
 def _stage(name: str) -> str | None:
     """The stage that a span opens; None for other spans."""
-    if name in ("draft", "verify", "draft_extend"):
+    if name in stages.SPECULATION:
         return name
     step = re.match(r"step\[(\w+)", name)
     return (

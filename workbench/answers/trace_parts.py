@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.answers.torch_trace import BETWEEN, CLASSES, CYCLE, STAGES, Trace
+from workbench.engine import stages
 from workbench.experiment.errors import BadInput
 
 
@@ -178,7 +179,7 @@ def sentence(parts: dict[str, Part]) -> str:
             lambda p: p.host_gap,
         )
     )
-    drafting = [parts[name] for name in ("draft", "draft_extend") if name in parts]
+    drafting = [parts[name] for name in stages.DRAFTING if name in parts]
     of_draft = 1e3 * sum(p.seconds["collective"] for p in drafting) / count
     smaller, larger = sorted((collective, gaps))
     name = "communication" if larger == collective else "launching kernels and the host"

@@ -3,56 +3,139 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from workbench.engine.hooks import Hook, Refused
 from workbench.engine.orders import Orders
 
-# Field of SGLang's ServerArgs, a test of its raw value, what to do. Each was not shown to work with
-# a separated draft or with several in one server (or, for adaptive, shown not to:
-# eagle_worker_v2.py:1387 captures the target's verify
-# graph inside the draft's scope).
-UNSUPPORTED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("pp_size", lambda v: v and v > 1, "pipeline parallelism: leave --pp-size at 1"),
-    ("attn_cp_size", lambda v: v and v > 1, "context parallelism: leave --attn-cp-size at 1"),
-    (
-        "attn_dp_size",
-        lambda v: v and v > 1,
-        "DP attention, where SGLang separates the draft itself: leave it out",
+_OFF = (False, 0, None, "", "false", "False")
+_ONE = (1, None)
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A feature of SGLang that this workbench is not shown to work with.
+
+    what: the feature, and why.
+    flags: of the server, without dashes; the first is the field of ServerArgs.
+    harmless: values that leave it off.
+    when: at which server it is refused again at the launch, where SGLang has read its arguments:
+        ``separated`` (a draft on its own group, or several), ``hot`` (several), or None, where the
+        check of the profile is all there is.
+    mend: what to do at the launch.
+    beforehand: whether the check of a profile refuses it too; else it depends on the server.
+    """
+
+    what: str
+    flags: tuple[str, ...]
+    harmless: tuple[object, ...] = _OFF
+    when: str | None = "separated"
+    mend: str = "leave it out"
+    beforehand: bool = True
+
+    @property
+    def field(self) -> str:
+        return self.flags[0].replace("-", "_")
+
+
+# The one table. Adaptive steps were shown not to work (eagle_worker_v2.py:1387 captures the
+# target's verify graph inside the draft's scope); the others were not shown to.
+UNSUPPORTED = (
+    Unsupported(
+        "pipeline parallelism",
+        ("pp-size", "pipeline-parallel-size"),
+        _ONE,
+        mend="leave --pp-size at 1",
     ),
-    ("dp_size", lambda v: v and v > 1, "data parallelism: start one server a replica"),
-    (
-        "enable_dp_attention",
-        bool,
-        "DP attention, where SGLang separates the draft itself: leave it out",
+    Unsupported(
+        "context parallelism",
+        ("attn-cp-size", "attention-context-parallel-size"),
+        _ONE,
+        mend="leave --attn-cp-size at 1",
     ),
-    ("speculative_adaptive", bool, "--speculative-adaptive: give the steps"),
-    (
-        "speculative_use_rejection_sampling",
-        bool,
-        "rejection sampling, whose draft probabilities no agreement covers: leave it out",
+    Unsupported(
+        "context parallelism", ("dcp-size", "decode-context-parallel-size"), _ONE, when=None
     ),
-    (
-        "disaggregation_mode",
-        lambda v: v not in (None, "null"),
-        "PD disaggregation: serve prefill and decode together",
+    Unsupported("context parallelism", ("enable-prefill-cp",), when=None),
+    Unsupported(
+        "DP attention, where SGLang separates the draft itself",
+        ("attn-dp-size", "attention-data-parallel-size"),
+        _ONE,
     ),
-    ("enable_lora", bool, "LoRA: the copied embedding would miss an adapter's"),
-    ("lora_paths", bool, "LoRA: the copied embedding would miss an adapter's"),
-    ("enable_hierarchical_cache", bool, "the hierarchical cache: leave it out"),
+    Unsupported("DP attention, where SGLang separates the draft itself", ("enable-dp-attention",)),
+    Unsupported(
+        "data parallelism, whose replicas split the load unseen",
+        ("dp-size", "data-parallel-size"),
+        _ONE,
+        mend="start one server a replica",
+    ),
+    Unsupported(
+        "adaptive steps (--speculative-adaptive), which capture the target's verify graph inside"
+        " the draft's group",
+        ("speculative-adaptive",),
+        mend="give the steps",
+    ),
+    Unsupported(
+        "rejection sampling, whose draft probabilities no agreement of the ranks covers",
+        ("speculative-use-rejection-sampling",),
+    ),
+    Unsupported(
+        "rejection sampling, whose draft probabilities no agreement of the ranks covers",
+        ("speculative-use-block-verification",),
+        when=None,
+    ),
+    Unsupported(
+        "PD disaggregation",
+        ("disaggregation-mode",),
+        (None, "null"),
+        mend="serve prefill and decode together",
+    ),
+    Unsupported("prefill/decode multiplexing", ("enable-pdmux",), when=None),
+    Unsupported("LoRA, which changes the embedding that own-N copies", ("enable-lora",)),
+    Unsupported("LoRA, which changes the embedding that own-N copies", ("lora-paths",)),
+    Unsupported(
+        "the hierarchical cache, which moves KV of the shared allocator without the draft's pool",
+        ("enable-hierarchical-cache", "enable-hicache"),
+    ),
+    Unsupported(
+        "a hierarchical cache, which moves KV of the shared allocator without the draft's pool",
+        ("enable-hisparse", "enable-lmcache", "enable-flexkv"),
+        when=None,
+    ),
+    Unsupported(
+        "the unified memory pool, which places the draft's KV by the target's layout",
+        ("enable-unified-memory",),
+        when=None,
+    ),
+    Unsupported(
+        "multi-layer EAGLE (--enable-multi-layer-eagle), whose worker holds one draft",
+        ("enable-multi-layer-eagle",),
+        when="hot",
+        mend="serve the arms one by one",
+    ),
+    Unsupported(
+        "several tokenizer workers, which would not all learn of a switch",
+        ("tokenizer-worker-num",),
+        (0, 1, None),
+        when="hot",
+        mend="leave them at 1",
+        beforehand=False,
+    ),
+    Unsupported(
+        "a key, which would be written to the run log, and the client sends none",
+        ("api-key", "admin-api-key"),
+        when=None,
+    ),
+    Unsupported("a second file of flags that this check does not see", ("config",), when=None),
 )
-UNSUPPORTED_HOT = (
-    (
-        "tokenizer_worker_num",
-        lambda v: v and v > 1,
-        "several tokenizer workers, which would not all learn of a switch: leave them at 1",
-    ),
-    (
-        "enable_multi_layer_eagle",
-        bool,
-        "--enable-multi-layer-eagle, whose worker holds one draft: serve the arms one by one",
-    ),
-)
+
+
+def by_flag(name: str) -> Unsupported | None:
+    """The entry of a flag that a profile cannot have; None for another flag."""
+    fitting = (entry for entry in UNSUPPORTED if entry.beforehand and name in entry.flags)
+    return next(fitting, None)
+
+
 _SIZING = "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"
 
 
@@ -63,13 +146,19 @@ def argument_hooks(orders: Orders) -> list[Hook]:
 
     def check(arguments, argv) -> None:
         words = "several arms in one server are" if orders.hot else "a draft on its own group is"
-        for field, unsupported, why in UNSUPPORTED + (UNSUPPORTED_HOT if orders.hot else ()):
-            if not hasattr(arguments, field):
+        asked = ("separated", "hot") if orders.hot else ("separated",)
+        for entry in UNSUPPORTED:
+            if entry.when not in asked:
+                continue
+            if not hasattr(arguments, entry.field):
                 raise SystemExit(
-                    f"draft-tp: ServerArgs has no {field} to check: install SGLang as published"
+                    f"draft-tp: ServerArgs has no {entry.field} to check: install SGLang as"
+                    " published"
                 )
-            if unsupported(getattr(arguments, field)):
-                raise SystemExit(f"draft-tp: {words} not to be combined with {why}.")
+            if getattr(arguments, entry.field) not in entry.harmless:
+                raise SystemExit(
+                    f"draft-tp: {words} not to be combined with {entry.what}: {entry.mend}."
+                )
         # It would resize pools that it was not shown to know all of (scheduler.py:1174).
         if orders.hot and os.environ.get(_SIZING, "0").lower() not in (
             "",

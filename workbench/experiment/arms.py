@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from workbench.experiment.communication import SETTINGS
 from workbench.experiment.errors import BadInput
 
-WORDS = {
-    "agreement": ("broadcast", "check", "off"),
-    "timing": ("on", "off"),
-    "comm": tuple(SETTINGS),
-}
 _NAME = re.compile(
     r"(?P<placement>none|shared|own-(?P<group>[1-9]\d*))(#(?P<replica>[1-9]\d*))?(?P<settings>(\+[a-z_]+=[a-z0-9-]+)*)"
 )
-_INTEGERS = ("steps", "topk", "draft_tokens")
+
+
+@dataclass(frozen=True)
+class ArmSetting:
+    """A setting in which an arm can depart from its profile: the one entry that says all of it.
+
+    words: the values that it takes; None for whole numbers.
+    server: of the whole server, from its start on, and of arms without a draft too; else of the
+        draft, switched in a running server, and the field of that name in
+        ``profile_sections.Speculation``.
+    audit: the value with which an arm is measured only to tell what the workbench itself costs.
+    """
+
+    words: tuple[str, ...] | None = None
+    server: bool = False
+    audit: str | None = None
+
+    def value(self, text: str) -> int | str | None:
+        """What a text means here; None for nothing."""
+        if self.words is None:
+            return int(text) if text.isdigit() else None
+        return text if text in self.words else None
+
+
+def setting(**facts: Any) -> Any:
+    """A field of an arm that holds a setting; facts: as of ``ArmSetting``."""
+    return field(default=None, metadata={"setting": ArmSetting(**facts)})
 
 
 @dataclass(frozen=True)
@@ -39,12 +61,17 @@ class Arm:
     placement: str
     group: int | None = None
     replica: int | None = None
-    steps: int | None = None
-    topk: int | None = None
-    draft_tokens: int | None = None
-    agreement: str | None = None
-    timing: str | None = None
-    comm: str | None = None
+    steps: int | None = setting()
+    topk: int | None = setting()
+    draft_tokens: int | None = setting()
+    agreement: str | None = setting(words=("broadcast", "check", "off"), audit="off")
+    timing: str | None = setting(words=("on", "off"), audit="off")
+    comm: str | None = setting(words=tuple(SETTINGS), server=True)
+
+    @classmethod
+    def settings(cls) -> dict[str, ArmSetting]:
+        """{name: setting} of all in which an arm can depart from its profile, in their order."""
+        return {f.name: f.metadata["setting"] for f in fields(cls) if "setting" in f.metadata}
 
     @classmethod
     def parse(cls, name: str) -> Arm:
@@ -59,40 +86,44 @@ class Arm:
                 f"{name!r} is unknown",
                 "use none, shared or own-N, with +key=value for a setting",
             )
-        settings: dict[str, int | str] = {}
+        known, chosen = cls.settings(), {}
         for item in filter(None, match["settings"].split("+")):
-            key, value = item.split("=")
-            if key in _INTEGERS and value.isdigit():
-                settings[key] = int(value)
-            elif value in WORDS.get(key, ()):
-                settings[key] = value
-            else:
-                raise BadInput(
-                    "arm",
-                    f"{name!r} has the unknown setting {item!r}",
-                    f"use {', '.join(_INTEGERS)} with a number, or "
-                    + " or ".join(
-                        f"{word} with one of {', '.join(values)}" for word, values in WORDS.items()
-                    ),
-                )
-        if match["placement"] == "none" and settings.keys() - {"comm"}:
+            key, text = item.split("=")
+            value = known[key].value(text) if key in known else None
+            if value is None:
+                raise BadInput("arm", f"{name!r} has the unknown setting {item!r}", _use(known))
+            chosen[key] = value
+        if match["placement"] == "none" and any(not known[key].server for key in chosen):
             raise BadInput(
                 "arm", f"{name!r} gives settings of a draft to an arm without one", "use plain none"
             )
         group = int(match["group"]) if match["group"] else None
         replica = int(match["replica"]) if match["replica"] else None
-        return cls(match["placement"].split("-")[0], group, replica, **settings)
+        return cls(match["placement"].split("-")[0], group, replica, **chosen)
 
     @property
     def name(self) -> str:
         name = self.placement if self.group is None else f"own-{self.group}"
         name += f"#{self.replica}" if self.replica else ""
-        chosen = (*_INTEGERS, *WORDS)
-        return name + "".join(
-            f"+{f.name}={getattr(self, f.name)}"
-            for f in fields(self)
-            if f.name in chosen and getattr(self, f.name) is not None
-        )
+        return name + "".join(f"+{key}={value}" for key, value in self.departures.items())
+
+    @property
+    def departures(self) -> dict[str, int | str]:
+        """{setting: value} of those in which the arm departs from its profile."""
+        given = {key: getattr(self, key) for key in self.settings()}
+        return {key: value for key, value in given.items() if value is not None}
+
+    @property
+    def served_as(self) -> tuple[tuple[str, int | str], ...]:
+        """The settings that are a server's: arms that differ in one cannot share a server."""
+        known = self.settings()
+        return tuple((key, value) for key, value in self.departures.items() if known[key].server)
+
+    @property
+    def audits(self) -> bool:
+        """Whether it is measured only to tell what the workbench itself costs."""
+        known = self.settings()
+        return any(value == known[key].audit for key, value in self.departures.items())
 
     @property
     def speculates(self) -> bool:
@@ -104,3 +135,13 @@ class Arm:
         configuration.
         """
         return replace(self, replica=None)
+
+
+def _use(known: dict[str, ArmSetting]) -> str:
+    numbers = [key for key, found in known.items() if found.words is None]
+    words = [
+        f"{key} with one of {', '.join(found.words)}"
+        for key, found in known.items()
+        if found.words is not None
+    ]
+    return f"use {', '.join(numbers)} with a number, or {' or '.join(words)}"

@@ -218,7 +218,7 @@ def kind(profile: Profile, task: Task) -> tuple:
 
 
 def _kind(profile: Profile, arm: Arm) -> tuple:
-    return arm.comm, profile.speculation.of(arm).topk if arm.speculates else 0
+    return arm.served_as, profile.speculation.of(arm).topk if arm.speculates else 0
 
 
 def variants(arms: Iterable[Arm]) -> list[Arm]:
@@ -228,11 +228,7 @@ def variants(arms: Iterable[Arm]) -> list[Arm]:
     No tree of an arm with a step count of its own, which may not fill one: 05_steps measures those
     that can be.
     """
-    speculating = [
-        arm
-        for arm in arms
-        if arm.speculates and not arm.replica and "off" not in (arm.agreement, arm.timing)
-    ]
+    speculating = [arm for arm in arms if arm.speculates and not arm.replica and not arm.audits]
     trees = [
         replace(arm, topk=2, draft_tokens=6)
         for arm in speculating

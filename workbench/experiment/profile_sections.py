@@ -86,11 +86,8 @@ class Speculation(Section):
 
     def of(self, arm: Arm) -> Speculation:
         """What the arm is served with: this setting, the arm's own where it names one."""
-        own = {
-            k: v
-            for k in ("steps", "topk", "draft_tokens", "agreement", "timing")
-            if (v := getattr(arm, k)) is not None
-        }
+        known = arm.settings()
+        own = {key: value for key, value in arm.departures.items() if not known[key].server}
         if "draft_tokens" not in own and own.get("topk", self.topk) == 1:
             own["draft_tokens"] = own.get("steps", self.steps) + 1
         try:

@@ -4,47 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from workbench.experiment.arms import Arm
 from workbench.experiment.metrics import Run
 from workbench.experiment.profile_sections import Speculation
 from workbench.experiment.runlog import Block, Request
 from workbench.judge import accept
+from workbench.judge.refusal import Refusal
 
-BROKEN_PAIR = (
-    1.00,
-    1.05,
-)  # accept length of a draft that guesses at random (field reports F9, F10, F16)
-
-
-ACCEPT_TOLERANCE = (
-    0.02  # of the accept length: sums in another order move it by less, faults by more (F20, F23)
-)
-
-
+# Accept length of a draft that guesses at random: measured 1.00 to 1.05 where a draft was fed the
+# wrong layers or loaded under the wrong algorithm.
+BROKEN_PAIR = (1.00, 1.05)
+# Of the accept length: sums in another order move it by less, faults by more.
+ACCEPT_TOLERANCE = 0.02
 ACCEPT_LEVEL = 0.99
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """One reason why there is no result. arms: whose results it spoils (none named: the whole
-    experiment's); metric: None is every one.
-    """
-
-    key: str
-    sentence: str
-    experiment: str
-    arms: tuple[str, ...] = ()
-    metric: str | None = None
-
-    def concerns(self, experiment: str, arms: Iterable[str], metric: str) -> bool:
-        """Whether a comparison of these arms is spoiled; a spoiled replica spoils the experiment's
-        control and so all of it.
-        """
-        if self.experiment != experiment or self.metric not in (None, metric):
-            return False
-        return not self.arms or any(arm in arms or Arm.parse(arm).replica for arm in self.arms)
 
 
 def pair_broken(run: Run, experiment: str, arm: str) -> str | None:

@@ -15,7 +15,7 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.metrics import METRICS, Run
 from workbench.experiment.runlog import Block
 from workbench.judge import stats
-from workbench.judge.accept_checks import Refusal
+from workbench.judge.refusal import Refusal
 from workbench.judge.stats import Interval
 
 CONTROL_LEVEL = 0.99  # at 95 % one sound run in twenty would be refused
@@ -95,7 +95,7 @@ def against_references(arms: Sequence[str]) -> list[tuple[str, str]]:
     spared = [
         (first.get(replace(arm, agreement=None, timing=None)), name)
         for arm, name in first.items()
-        if "off" in (arm.agreement, arm.timing)
+        if arm.audits
     ]
     alike = [
         (a, b)

@@ -10,13 +10,8 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.metrics import Run
 from workbench.experiment.runlog import Block, negative_controls
-from workbench.judge.accept_checks import (
-    Refusal,
-    accept_moved,
-    pair_broken,
-    random_prompts,
-    requests_of,
-)
+from workbench.judge.accept_checks import accept_moved, pair_broken, random_prompts, requests_of
+from workbench.judge.refusal import Refusal
 
 
 def find(run: Run) -> list[Refusal]:
@@ -28,9 +23,7 @@ def find(run: Run) -> list[Refusal]:
         for arm in run.arms(experiment):
             reasons = ((key, check(run, experiment, arm)) for key, check in CHECKS.items())
             found += [
-                Refusal(key, f"{arm}: {why}.", experiment, (arm,), ONLY.get(key))
-                for key, why in reasons
-                if why
+                Refusal(key, f"{arm}: {why}.", experiment, (arm,)) for key, why in reasons if why
             ]
         found += accept_moved(run, experiment) + _wiring(run, experiment)
     return found + _uncaught(run)
@@ -193,8 +186,6 @@ def _configuration(name: str) -> Arm | None:
         return None
 
 
-# In the order in which they are told. Each gives its reason, without the arm's name and the full
-# stop, or None.
 def _wiring(run: Run, experiment: str) -> list[Refusal]:
     """The offline reference found that the pair is not served as it was trained
     (workbench.answers.wiring): a fast wrong draft is no result.
@@ -206,6 +197,8 @@ def _wiring(run: Run, experiment: str) -> list[Refusal]:
     return [Refusal("wiring", found.value["sentence"], experiment, drafting)]
 
 
+# In the order in which they are told. Each gives its reason, without the arm's name and the full
+# stop, or None.
 CHECKS: dict[str, Callable[[Run, str, str], str | None]] = {
     "failed": _failed,
     "ranks_disagreed": _ranks_disagreed,
@@ -219,10 +212,3 @@ CHECKS: dict[str, Callable[[Run, str, str], str | None]] = {
     "pair_broken": pair_broken,
     "random_prompts": random_prompts,
 }
-ONLY = {"random_prompts": "tokens_per_s"}  # a cycle's time does not rest on what is accepted
-NOT_THE_ARM = {
-    "failed",
-    "not_attested",
-    "wrong_arm",
-    "other_server",
-}  # what was measured is not known to be the arm: it has no numbers

@@ -104,9 +104,7 @@ def rule(profile: Profile, tasks: Sequence[Task]) -> Rule | None:
     own = [
         name
         for name in arms
-        if (arm := Arm.parse(name)).placement == "own"
-        and "off" not in (arm.agreement, arm.timing)
-        and not arm.replica
+        if (arm := Arm.parse(name)).placement == "own" and not arm.audits and not arm.replica
     ]
     if not (profile.plan.stop or profile.plan.budget_s) or not own or "shared" not in arms:
         return None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.experiment.arms import Arm
-from workbench.judge.accept_checks import Refusal
 from workbench.judge.comparisons import Comparison
+from workbench.judge.refusal import Refusal
 from workbench.judge.token_parity import Parity
 from workbench.judge.verdict_file import (
     SCHEMA,

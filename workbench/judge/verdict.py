@@ -14,8 +14,8 @@ from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line, negative_controls
 from workbench.experiment.sweeps import is_sweep
 from workbench.judge import accept, after_switch, comparisons, refusals, token_parity
-from workbench.judge.accept_checks import Refusal
 from workbench.judge.comparisons import Comparison
+from workbench.judge.refusal import KINDS, Refusal
 from workbench.judge.stats import LEVEL
 from workbench.judge.token_parity import Parity
 from workbench.judge.told import Verdict
@@ -131,7 +131,7 @@ def _facts(run: Run, reasons: Sequence[Refusal], experiment: str, arm: str) -> A
     """The arm's entry in verdict.json. What is not known to be the arm's has no numbers."""
     measured, compared = run.blocks(experiment, arm), run.blocks(experiment, arm, "parity")
     keys = {r.key for r in reasons if r.experiment == experiment and arm in r.arms}
-    bad = bool(keys & refusals.NOT_THE_ARM)
+    bad = any(KINDS[key].not_the_arm for key in keys)
     blocks: list[Block] = [] if bad else measured
     counted = blocks or ([] if bad else compared)
     taken = accept.measure(r for b in blocks for r in b.requests)

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from workbench.judge.accept_checks import Refusal
 from workbench.judge.comparisons import Comparison
+from workbench.judge.refusal import Refusal
 
 SCHEMA = 1
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from workbench.engine import stages as stage_table
 from workbench.experiment.arms import Arm
 from workbench.experiment.profile import Profile
 from workbench.predict import compatibility, memory
@@ -66,9 +67,7 @@ class Prediction:
         draft-extend.
         """
         return sum(
-            self.stages[stage].total_s
-            for stage in ("draft", "draft_extend")
-            if stage in self.stages
+            self.stages[stage].total_s for stage in stage_table.DRAFTING if stage in self.stages
         )
 
     @property

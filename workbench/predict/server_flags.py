@@ -11,6 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from workbench.engine import unsupported
 from workbench.experiment.checks import Check, passed, refused, warned
 from workbench.experiment.profile import Profile
 from workbench.experiment.profile_sections import plain_number
@@ -34,66 +35,6 @@ OWNED = {
     "device": "engine",
 }
 _OWNED_ON_CPU = ("attention-backend", "dtype")
-# Flags under which a comparison of placements is not shown to work: {flag: (values that are
-# harmless, what it would switch on)}.
-_OFF = (False, 0, None, "", "false", "False")
-EXCLUDED = {
-    **dict.fromkeys(("pp-size", "pipeline-parallel-size"), ((1,), "pipeline parallelism")),
-    **dict.fromkeys(
-        ("dp-size", "data-parallel-size"),
-        ((1,), "data parallelism, whose replicas split the load unseen"),
-    ),
-    **dict.fromkeys(
-        ("attn-dp-size", "attention-data-parallel-size"),
-        ((1,), "DP attention, where SGLang separates the draft itself"),
-    ),
-    "enable-dp-attention": (_OFF, "DP attention, where SGLang separates the draft itself"),
-    **dict.fromkeys(
-        (
-            "attn-cp-size",
-            "attention-context-parallel-size",
-            "dcp-size",
-            "decode-context-parallel-size",
-        ),
-        ((1,), "context parallelism"),
-    ),
-    "enable-prefill-cp": (_OFF, "context parallelism"),
-    "speculative-adaptive": (
-        _OFF,
-        "adaptive steps, which capture the target's verify graph inside the draft's group",
-    ),
-    **dict.fromkeys(
-        ("speculative-use-rejection-sampling", "speculative-use-block-verification"),
-        (_OFF, "rejection sampling, whose draft probabilities no agreement of the ranks covers"),
-    ),
-    "enable-multi-layer-eagle": (_OFF, "multi-layer EAGLE, another draft worker"),
-    "disaggregation-mode": (("null",), "prefill/decode disaggregation"),
-    "enable-pdmux": (_OFF, "prefill/decode multiplexing"),
-    "enable-lora": (_OFF, "LoRA, which changes the embedding that own-N copies"),
-    "lora-paths": (_OFF, "LoRA, which changes the embedding that own-N copies"),
-    **dict.fromkeys(
-        (
-            "enable-hierarchical-cache",
-            "enable-hicache",
-            "enable-hisparse",
-            "enable-lmcache",
-            "enable-flexkv",
-        ),
-        (
-            _OFF,
-            "a hierarchical cache, which moves KV of the shared allocator without the draft's pool",
-        ),
-    ),
-    **dict.fromkeys(
-        ("api-key", "admin-api-key"),
-        (_OFF, "a key, which the log of the run would hold and the client does not send"),
-    ),
-    "enable-unified-memory": (
-        _OFF,
-        "the unified memory pool, which places the draft's KV by the target's layout",
-    ),
-    "config": (_OFF, "a second file of flags that this check does not see"),
-}
 _ENVIRONMENT = {
     "SGLANG_PLUGINS": "which plugins load is the workbench's own order",
     "DRAFT_TP_ORDERS": "it carries the workbench's own orders",
@@ -147,10 +88,11 @@ def _names(profile: Profile) -> Iterator[Check]:
             yield refused(field, "is set by the workbench itself", f"give it as {OWNED[name]}")
         elif profile.engine == "cpu" and name in _OWNED_ON_CPU:
             yield refused(field, "is set by the CPU engine itself", "leave it out")
-        elif name in EXCLUDED:
-            harmless, what = EXCLUDED[name]
-            if str(value) not in map(str, harmless):
-                yield refused(field, f"switches on {what}: not supported here", "leave it out")
+        elif found := unsupported.by_flag(name):
+            if str(value) not in map(str, found.harmless):
+                yield refused(
+                    field, f"switches on {found.what}: not supported here", "leave it out"
+                )
         elif known() and name not in known():
             near = get_close_matches(name, known(), 1)
             yield refused(

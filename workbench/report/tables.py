@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.engine import stages as stages_table
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile_sections import Speculation
@@ -17,8 +18,8 @@ from workbench.experiment.sweeps import crossing
 from workbench.report.cells import NOT_APPLICABLE, UNKNOWN, decimal, number, parsed
 from workbench.report.log_tables import output
 
-STAGES = ("draft", "verify", "draft_extend")
-BEFORE = ("prefill", "draft_prefill")  # once a request, so no part of a cycle
+STAGES = stages_table.SPECULATION
+BEFORE = stages_table.BEFORE  # once a request, so no part of a cycle
 METRIC_NAMES = {"tokens_per_s": "throughput", "cycle_ms": "cycle time"}
 DRAFT_ONLY = [
     "draft TP (ranks)",

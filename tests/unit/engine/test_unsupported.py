@@ -14,7 +14,7 @@ from workbench.experiment.errors import BadInput
 from workbench.serving import launch_command
 
 HOT = Orders(arms=(Placement("shared"), Placement("shared#2", number=2)))
-FIELDS = dict.fromkeys(field for field, *_ in unsupported.UNSUPPORTED + unsupported.UNSUPPORTED_HOT)
+FIELDS = dict.fromkeys(entry.field for entry in unsupported.UNSUPPORTED)
 
 
 def check(orders: Orders, **arguments) -> None:
