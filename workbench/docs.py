@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from workbench.answers import budget, cycle_check
 from workbench.answers.figures import ABSENT, Figures, table
 from workbench.experiment import profile
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.predict import more_ranks
 from workbench.run import recording
 

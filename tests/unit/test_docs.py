@@ -10,7 +10,7 @@ import pytest
 
 from workbench import cli, commands, docs
 from workbench.answers import figures, negative_control
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.run import lab, recording
 
 PAGES = docs.pages()

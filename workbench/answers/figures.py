@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.answers import memory_check
 from workbench.experiment import metrics, runlog
-from workbench.experiment.profile import ROOT
+from workbench.experiment.profile_sections import ROOT
 from workbench.run import recording
 from workbench.run.lab import Lab, reopen
 

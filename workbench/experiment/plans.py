@@ -250,7 +250,8 @@ def _measured(profile: Profile, planned: Planned) -> Task:
 
 
 def _parity(profile: Profile, arm: Arm, prompts: tuple[int, ...], group: int) -> list[Task]:
-    # The plain server runs twice: how far it differs from itself is the control (field report F29).
+    # The plain server runs twice. How far it differs from itself is the control: greedy text can
+    # differ with speculation for reasons that are none of its own.
     repeats = 1 if arm.speculates else 2
     return [
         Task(

@@ -5,9 +5,8 @@ A round (cycle) verifies one set of drafts; ``correct`` of them are accepted and
 token of its own, the bonus token. SGLang counts both without the bonus token
 (managers/scheduler_components/batch_result_processor.py:832).
 
-- **accept length** = 1 + correct / rounds: tokens a round, bonus token included. Field reports F11,
-F14: 1.1 accepted drafts are an accept length of 2.1. vLLM's "mean acceptance length" is the same
-number.
+- **accept length** = 1 + correct / rounds: tokens a round, bonus token included. So 1.1
+accepted drafts are an accept length of 2.1. vLLM's "mean acceptance length" is the same number.
 - **accepted drafts** = correct / rounds: the same without the bonus token.
 - **accept rate** = correct / proposed, where a round proposes all its draft tokens but the root:
 steps of a chain, more in a tree.
@@ -16,7 +15,7 @@ the accepted drafts.
 - **reported length** = completion tokens / rounds: SGLang's own spec_accept_length
 (managers/tokenizer_manager.py:3166). It differs from the accept length by the first token, which
 the prefill makes, and by accepted tokens cut off at the end; two tools that disagree on acceptance
-often differ just so (field report F12).
+often differ just so.
 
 Each is a ratio of sums over all requests (weighted by rounds, "token-weighted"), never a mean of
 means; the accept length is also given as the plain mean over requests ("request-weighted"). A count

@@ -12,15 +12,13 @@ from workbench.experiment.profile_sections import Speculation
 from workbench.experiment.runlog import Block, Request
 from workbench.judge import accept
 
-BROKEN_PAIR = (
-    1.00,
-    1.05,
-)  # accept length of a draft that guesses at random (field reports F9, F10, F16)
+# Accept length of a draft that guesses at random: another algorithm, or wrong aux layers.
+BROKEN_PAIR = (1.00, 1.05)
 
 
-ACCEPT_TOLERANCE = (
-    0.02  # of the accept length: sums in another order move it by less, faults by more (F20, F23)
-)
+# Of the accept length: sums in another order move it by less, faults by more, such as ranks that
+# share the embedding apart or read another rank's KV.
+ACCEPT_TOLERANCE = 0.02
 
 
 ACCEPT_LEVEL = 0.99

@@ -30,8 +30,8 @@ def captured_layers(target: ModelShape, ids: tuple[int, ...] | None) -> list[int
 
 
 def aux_layers(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """As many distinct layers are captured as the draft's fc joins, each one that the target has
-    (F16).
+    """As many distinct layers are captured as the draft's fc joins, each one that the target has.
+    Other ids crash the server, or give an accept length near 1.
     """
     field, eagle = "pair.draft.eagle_aux_hidden_state_layer_ids", draft.eagle
     ids, captured = eagle.aux_layers, captured_layers(target, eagle.aux_layers)

@@ -57,7 +57,7 @@ def vocabulary(profile: Profile, target: ModelShape, draft: ModelShape) -> Check
 
 def token_map(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
     """d2t holds offsets: draft token i is the target's i + d2t[i] (models/llama_eagle3.py:352); t2d
-    marks the same tokens (F15).
+    marks the same tokens. A wrong map leaves training accuracy high and accept lengths low.
     """
     field, rows = "pair.draft.d2t", head_rows(draft)
     names = {canonical(t.name): t.name for t in draft.tensors}

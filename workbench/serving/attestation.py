@@ -186,8 +186,8 @@ def _sharded(config: Mapping, size: int) -> tuple[int, int]:
 
 
 def _replicas(arm: Arm, attestation: Sequence[Mapping]) -> list[str]:
-    """Ranks at the same place of their groups must hold equal weights (field report F20: ranks that
-    decided apart).
+    """Ranks at the same place of their groups must hold equal weights. Ranks that decide
+    apart whether to share the embedding have made acceptance collapse.
     """
     digests: dict[int, set[str]] = {}
     for entry in attestation:
