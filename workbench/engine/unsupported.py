@@ -10,7 +10,7 @@ from workbench.engine.orders import Orders
 
 # Field of SGLang's ServerArgs, a test of its raw value, what to do. Each was not shown to work with
 # a separated draft or with several in one server (or, for adaptive, shown not to:
-# eagle_worker_v2.py:1387 captures the target's verify
+# eagle_worker_v2.py:1387 init_cuda_graphs captures the target's verify
 # graph inside the draft's scope).
 UNSUPPORTED: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("pp_size", lambda v: v and v > 1, "pipeline parallelism: leave --pp-size at 1"),
@@ -70,7 +70,8 @@ def argument_hooks(orders: Orders) -> list[Hook]:
                 )
             if unsupported(getattr(arguments, field)):
                 raise SystemExit(f"draft-tp: {words} not to be combined with {why}.")
-        # It would resize pools that it was not shown to know all of (scheduler.py:1174).
+        # It would resize pools that it was not shown to know all of (managers/scheduler.py:1174
+        # post_capture_resize_kv_pool).
         if orders.hot and os.environ.get(_SIZING, "0").lower() not in (
             "",
             "0",

@@ -202,8 +202,8 @@ def together(profile: Profile, arms: Iterable[Arm]) -> list[tuple[Arm, ...]]:
     Arms without a draft are one plain server, since even a draft of 0 steps makes the target
     verify. Drafts share a server where they
     share topk: SGLang keeps one topk for buffers that outlive a switch
-    (managers/overlap_utils.py:373, speculative/eagle_worker_v2.py:1317). A setting of the
-    communication layer is a server's, from its start on.
+    (managers/overlap_utils.py:373 _maybe_init_forward_bufs, speculative/eagle_worker_v2.py:1317
+    topk). A setting of the communication layer is a server's, from its start on.
     """
     kinds: dict[tuple, dict[Arm, None]] = {}
     for arm in arms:
