@@ -1,4 +1,4 @@
-# make replay | make test | make lab: each builds the environment first, once per content of its pins.
+# make replay | make test | make lab | make lint | make docs: each builds the environment first, once per content of its pins.
 PYTHON ?= python3
 PROFILE ?= cpu-tiny
 NOTEBOOKS ?= notebooks
@@ -46,9 +46,13 @@ lab: env
 	JUPYTER_PATH=$(BASE)/share/jupyter JUPYTERLAB_DIR=$(BASE)/share/jupyter/lab JUPYTER_CONFIG_PATH=$(BASE)/etc/jupyter \
 	  $(BIN)/python -m jupyterlab --notebook-dir=$(NOTEBOOKS) $(ARGS)
 
-# README's pictures are those that the tests made last.
+# README.md and docs/*.md from docs/src/*.md.j2 and the recordings.
+docs: env
+	$(BIN)/workbench docs $(ARGS)
+
+# The pictures of README.md and docs/*.md are those that the tests made last.
 pictures:
-	cp $(patsubst fixtures/%,outputs/%,$(shell grep -o 'fixtures/pictures/[a-z-]*.png' README.md)) fixtures/pictures/
+	cp $(patsubst fixtures/%,outputs/%,$(sort $(shell grep -oh 'fixtures/pictures/[a-z-]*.png' README.md docs/*.md))) fixtures/pictures/
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -1,13 +1,12 @@
 """Plant a fault in a run that goes on as a person started it, and see what became of its processes,
 its port, its log and its words.
 
-``FAULTS=fixtures/faults.json make test ARGS=tests/engine/test_faults.py`` measures; ``python
-tests/faults.py`` prints README's table of it.
+``FAULTS=fixtures/faults.json make test ARGS=tests/engine/test_faults.py`` measures; ``make
+docs`` makes the table in docs/faults.md from it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -67,7 +66,7 @@ class Fault:
     """A fault in a phase of a run: the signal that a process gets, or what the name says.
 
     status, words: what the command ends with, a regular expression.
-    happens: the same for README.
+    happens: the same in words, for docs/faults.md.
     """
 
     victim: str
@@ -297,29 +296,6 @@ def document(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """README's table."""
-    rows = [
-        (
-            "| fault | what happens | exit status | command ended after | last process gone after |"
-            " in the log by then |"
-        ),
-        "|---|---|---|---|---|---|",
-    ]
-    for row in found["faults"]:
-        status = row["status"] if row["status"] >= 0 else f"signal {-row['status']}"
-        rows.append(
-            f"| {row['fault']} | {row['happens']} | {status} | {row['told_s']:.1f} s |"
-            f" {row['gone_s']:.1f} s | {row['kept']} of {row['of']} blocks |"
-        )
-    machine = found["machine"]
-    rows.append(
-        f"\nMeasured at {found['time'][:10]} on {machine['cores']} cores ({machine['processor']}),"
-        f" SGLang {found['sglang']}, workbench sources {found['workbench_sources'][:12]}."
-    )
-    return "\n".join(rows)
-
-
 def _process(pid: int) -> psutil.Process | None:
     try:
         return psutil.Process(pid)
@@ -332,7 +308,3 @@ def _alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-if __name__ == "__main__":
-    print(table(json.loads((ROOT / "fixtures" / "faults.json").read_text())))

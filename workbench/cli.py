@@ -1,5 +1,5 @@
-"""The command line: workbench replay | measure | record | predict | probe | check | report | bench.
-Bad input ends with one sentence and status 2.
+"""The command line: workbench replay | measure | record | predict | probe | check | report | bench
+| docs. Bad input ends with one sentence and status 2.
 """
 
 from __future__ import annotations
@@ -155,6 +155,13 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, help="the page of two runs (default: outputs/RUN-and-OTHER.html)"
     )
     report.set_defaults(do=commands.report)
+    docs = subparsers.add_parser(
+        "docs", help="make README.md and docs/*.md from docs/src and the recordings"
+    )
+    docs.add_argument(
+        "--check", action="store_true", help="write nothing; status 1 where a page would change"
+    )
+    docs.set_defaults(do=commands.docs)
     bench = subparsers.add_parser(
         "bench", help="measure this machine, or a way of measuring on it"
     ).add_subparsers(required=True)

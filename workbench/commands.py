@@ -178,6 +178,15 @@ def _run(name: str) -> Lab:
     return reopen(recording.FOLDER / short)
 
 
+def docs(options: argparse.Namespace) -> int:
+    from workbench import docs
+
+    changed = docs.stale() if options.check else docs.write()
+    for path in changed:
+        print(f"{path.relative_to(ROOT)}: {'is not' if options.check else 'is now'} up to date")
+    return int(options.check and bool(changed))
+
+
 def bench_arms(options: argparse.Namespace) -> int:
     from workbench.answers import bench_arms
     from workbench.experiment.profile import load

@@ -3,7 +3,7 @@ what is said can be acted on.
 
 Every kind of process is killed, and every phase of a run is struck, at least once; the rest of the
 matrix, and a hundred starts, by -m long. Two runs go on at a time. With FAULTS=FILE in the
-environment the measurements are written there (tests/faults.py makes README's table of them).
+environment the measurements are written there, and ``make docs`` makes docs/faults.md from them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The origin's fault, planted: the server captures hidden states one layer off. The notebook names
-wiring as the suspect.
+"""The fault of the field report, planted: the server captures hidden states one layer off.
+The notebook names wiring as the suspect.
 """
 
 import json

@@ -73,12 +73,13 @@ def context(run: Lab) -> float:
 
 
 def numbers(run: Lab, verdict: Mapping[str, Any], found: Basis = Basis()) -> ceilings.Numbers:
-    """The numbers of the ceilings: this run's where none and shared were measured, else the
-    origin's; ``source`` says which.
+    """The numbers of the ceilings: this run's where none and shared were measured, else those
+    of the field report that started this (Kimi-K2.5, EAGLE-3, TP8 over PCIe); ``source`` says
+    which.
 
     By cycle times, so that prefill and queue are left out and requests at once count as one. The
     draft's collectives are those counted, at the latency that the machine's inputs give for the
-    draft's own messages (the origin's estimate where there are none).
+    draft's own messages (that report's estimate where there are none).
     """
     arms, steps = verdict.get("arms") or {}, run.profile.speculation.steps
     plain, shared = (number((arms.get(arm) or {}).get("cycle_ms")) for arm in ("none", "shared"))
@@ -104,7 +105,7 @@ def numbers(run: Lab, verdict: Mapping[str, Any], found: Basis = Basis()) -> cei
         )
     except BadInput as error:
         return ceilings.Numbers(
-            source=f"the origin's numbers (this run's cannot be used: {str(error).rstrip('.')})"
+            source=f"{ceilings.REPORTED} (this run's cannot be used: {str(error).rstrip('.')})"
         )
 
 

@@ -83,7 +83,7 @@ class Draft:
                 if name not in ("architectures", "model_type")
             }
         )
-        # d2t holds offsets, not ids (models/llama_eagle3.py:371)
+        # d2t holds offsets, not ids (models/llama_eagle3.py:352 hot_token_id)
         return cls(
             config,
             {name: tensor.float() for name, tensor in weights.items() if name != "t2d"},
@@ -108,7 +108,8 @@ class Draft:
         positions: torch.Tensor,
         cache: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step of the chains that start at every position at once (models/llama_eagle3.py:79).
+        """One step of the chains that start at every position at once (models/llama_eagle3.py:88
+        forward).
 
         embeddings, hidden: [batch, T, hidden].
         positions: int64 [T].

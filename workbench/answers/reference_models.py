@@ -39,9 +39,9 @@ def hidden_state_indices(architecture: str, layer_ids: Sequence[int]) -> tuple[i
     """Where SGLang's captured layers lie in transformers' hidden_states (0 is the embedding, i the
     residual stream after layer i - 1).
 
-    SGLang captures the input of layer n. Llama: n = id + 1 (models/llama.py:941). DeepSeek: n = id,
-    unless the first id is 1, then n = id + 1 (models/deepseek_v2.py:3470). They come in the layers'
-    order, whatever the order of the ids.
+    SGLang captures the input of layer n. Llama: n = id + 1 (models/llama.py:941 layers_to_capture).
+    DeepSeek: n = id, unless the first id is 1, then n = id + 1 (models/deepseek_v2.py:3470
+    layer_ids). They come in the layers' order, whatever the order of the ids.
     """
     shift = 1 if architecture == "LlamaForCausalLM" or layer_ids[0] == 1 else 0
     return tuple(sorted(i + shift for i in layer_ids))
@@ -161,8 +161,8 @@ class Reference:
         The chain of position t reads the feature of t with the embedding of token t + 1, at rotary
         position t, and proposes the tokens from t + 2 on; step k sits at t + k. Its context holds
         the target's own features only: after verify SGLang writes the draft's KV anew from them
-        (speculative/eagle_worker_v2.py:1110), so every round starts as if nothing had been drafted
-        before.
+        (speculative/eagle_worker_v2.py:1110 _draft_extend_for_decode), so every round starts as if
+        nothing had been drafted before.
         """
         embed = self.target.get_input_embeddings()
         hidden, tokens = self.draft.fuse(features[:, :-1]), ids[:, 1:]
@@ -183,7 +183,8 @@ def count_rounds(
     ids: prompt and greedy continuation; chains[t]: the drafts proposed for t + 2, t + 3, ... The
         first token comes from the prefill; a round yields its correct drafts and the bonus token.
         The last round counts in full though its surplus tokens are cut
-        (managers/scheduler_components/batch_result_processor.py:836, before the finish check).
+        (managers/scheduler_components/batch_result_processor.py:836
+        update_spec_correct_drafts_histogram, before the finish check).
     """
     histogram, known, end = (
         [0] * (len(chains[0]) + 1),

@@ -76,7 +76,8 @@ def read(path: Path | str) -> Trace:
 
     Memory: tens of bytes for each kernel, operator and launch, never the file or its events. A
     kernel belongs to the stage whose span (SGLang's spec_stage_span and step spans:
-    spec_utils.py:852, profile_utils.py:462) was open on the thread that launched it.
+    spec_utils.py:852 spec_stage_span, profile_utils.py:462 build_step_span_name) was open on the
+    thread that launched it.
     Raises: BadInput for a file that is no such trace, holds several devices, or has no host events
         to tell stages by.
     """
@@ -196,8 +197,9 @@ def _periods(spans: Sequence[tuple[int, float, float, str]]) -> list[tuple[int, 
     (a draft runs DRAFT steps).
 
     SGLang has no span around verify, only around the target's step in it: verify is what lies
-    between draft and draft-extend (eagle_worker_v2.py:1478 to :1501). A draft-extend right after a
-    prefill is the draft's own prefill (:1593).
+    between draft and draft-extend (eagle_worker_v2.py:1478 spec_stage_span to
+    eagle_worker_v2.py:1501 spec_stage_span). A draft-extend right after a prefill is the draft's
+    own prefill (eagle_worker_v2.py:1593 spec_stage_span).
     """
     outer: list[list] = []
     for thread, begin, end, stage in sorted(spans, key=lambda s: (s[0], s[1], -s[2])):

@@ -162,8 +162,8 @@ def table(parts: dict[str, Part]) -> pd.DataFrame:
 
 
 def sentence(parts: dict[str, Part]) -> str:
-    """Which of the origin's rival explanations the numbers support, communication or launching
-    kernels, in words.
+    """Which explanation the numbers support, communication or launching kernels, in words: the
+    two rivals of the field report that started this (Kimi-K2.5, EAGLE-3, TP8 over PCIe).
 
     One is called the larger cost where it takes half as much again as the other and at least a
     twentieth of the cycle.

@@ -16,8 +16,8 @@ class RanksDisagreed(RuntimeError):
 
 
 def hooks(orders: Orders) -> list[Hook]:
-    """One hook on the tail of draft() (eagle_worker_common.py:377), where each rank still holds its
-    own tree.
+    """One hook on the tail of draft() (eagle_worker_common.py:377 build_eagle_verify_input), where
+    each rank still holds its own tree.
     """
     if not orders.separates or (
         orders.corrupt_rank is None and all(arm.agreement == "off" for arm in orders.arms)

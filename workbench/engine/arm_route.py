@@ -105,7 +105,7 @@ def _switch(orders: Orders, http_server):
 
 def _tell_tokenizer(placed: Placement) -> None:
     """The drafts a request proposed are worked out in this process, from its own draft tokens
-    (tokenizer_manager.py:3157).
+    (tokenizer_manager.py:3157 speculative_num_draft_tokens).
     """
     from sglang.srt.runtime_context import get_context
 

@@ -10,9 +10,9 @@ from workbench.engine import placement
 from workbench.engine.hooks import Hook, Refused
 from workbench.engine.orders import Orders
 
-KEY = (  # its value is the arm's place in the orders: SGLang takes numbers only (io_struct.py:2350)
-    "draft_tp_arm"
-)
+# Its value is the arm's place in the orders: SGLang takes numbers only (managers/io_struct.py:2348
+# SetInternalStateReq).
+KEY = "draft_tp_arm"
 NOT_IDLE = "requests are in work"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController."
 
@@ -47,7 +47,7 @@ class Control:
         }
 
     def handlers(self, found, controller):
-        """internal_state.py:168 asks for its handlers; adds ours."""
+        """Adds ours to the handlers that internal_state.py:168 _update_handlers gives."""
         from sglang.srt.managers.scheduler_components.internal_state import (
             UpdateRejected,
             _UpdateHandler,
@@ -57,7 +57,7 @@ class Control:
 
         def validate(_, value):
             # Every rank's word is heard before any acts. An exception of another class would end
-            # the server (internal_state.py:149).
+            # the server (internal_state.py:155 UpdateRejected).
             said = placement.target_group().all_gather_object(self._objection(scheduler, value))
             self.refusal = "; ".join(dict.fromkeys(filter(None, said)))
             if self.refusal:
@@ -124,7 +124,7 @@ def hooks(orders: Orders, control: Control) -> list[Hook]:
 
 def keep_allocator(original, scheduler, empty_cache: bool = True) -> bool:
     """A flush leaves the allocator its memory: the first block after it would pay for getting it
-    back (scheduler.py:5518).
+    back (managers/scheduler.py:5518 flush_cache).
     """
     return original(scheduler, empty_cache=False)
 

@@ -57,7 +57,7 @@ def hooks(orders: Orders, counters: Counters, control: Control, installed: list[
         Hook(
             "sglang.srt.managers.scheduler.Scheduler.init_model_worker", attest, ("self",), "after"
         ),
-        # Called for every algorithm, none included (internal_state.py:51).
+        # Called for every algorithm, none included (internal_state.py:54 _add_speculative).
         Hook(_STATE + "_add_speculative", report, ("self", "state"), "after"),
     ]
 
@@ -100,8 +100,8 @@ def _rank(scheduler, orders: Orders) -> dict:
 
 
 def _communication(group, cpu: bool) -> dict:
-    """What the target's group talks through (distributed/parallel_state.py:440), and the variables
-    that steer it.
+    """What the target's group talks through (distributed/parallel_state.py:440 PyNcclCommunicator),
+    and the variables that steer it.
     """
     if cpu:
         from workbench.engine.cpu import shared
@@ -129,8 +129,8 @@ def _draft(worker, arm: str) -> dict:
     arm: who it is for.
 
     qkv_shape: of the projection whose rows are the rank's heads; with MLA that is Q's second one
-    (models/deepseek_v2.py:2078). An MLA pool has one head of kv_lora_rank + qk_rope_head_dim on
-    every rank (mem_cache/kv_cache_configurator.py:2471).
+    (models/deepseek_v2.py:2078 q_b_proj). An MLA pool has one head of kv_lora_rank +
+    qk_rope_head_dim on every rank (mem_cache/kv_cache_configurator.py:2471 _build_mla_kv_pool).
     Raises: Refused when a shape shows that a part was built for another group.
     """
     from sglang.srt.speculative.spec_utils import draft_tp_context

@@ -16,7 +16,7 @@ from workbench.engine.cpu import shared
 
 class Gloo:
     """Collectives of one group on the CPU: without SGLang's compiled kernels its GroupCoordinator
-    calls these (parallel_state.py:698).
+    calls these (parallel_state.py:699 all_reduce).
     """
 
     def __init__(self, group: dist.ProcessGroup):
@@ -102,8 +102,8 @@ def _communicator(backend: str, groups: list[list[int]]) -> Any:
     """The group of this rank, made collectively. On GPUs it is SGLang's own: NCCL alone, or with
     its custom all-reduce.
 
-    Raises: Unused where SGLang goes on without custom all-reduce (parallel_state.py:515), with what
-        it says about that.
+    Raises: Unused where SGLang goes on without custom all-reduce (parallel_state.py:514
+        logger.warning), with what it says about that.
     """
     if backend in ("gloo", "shared"):
         made = [dist.new_group(ranks) for ranks in groups]
@@ -150,7 +150,7 @@ def _latencies(
     graph: bool,
 ) -> list[float]:
     """Seconds by message; as far as SGLang's custom all-reduce takes them, which differs in a graph
-    (custom_all_reduce_v2.py:415).
+    (device_communicators/custom_all_reduce_v2.py:415 _pick_config).
     """
     group, found = made(), []
     for message in clock.sizes.messages:
@@ -187,7 +187,7 @@ def _latency(
         return clock.of(call) if taken() else None
     with (
         group.graph_capture() as context
-    ):  # switches pynccl on, as in SGLang's own graphs (parallel_state.py:636)
+    ):  # switches pynccl on, as in SGLang's own graphs (parallel_state.py:660 maybe_pynccl_context)
         call()
         torch.cuda.synchronize()
         captured, took = capture(call, clock.sizes.calls, context.stream, taken)

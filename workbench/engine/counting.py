@@ -66,8 +66,8 @@ _TARGET = (
     ),
 )
 
-# An all-gather inside the NVLink switch that no group is asked for (models/kimi_k25_eagle3.py:224);
-# its state knows its ranks as a group does.
+# An all-gather inside the NVLink switch that no group is asked for (models/kimi_k25_eagle3.py:221
+# MultimemAllGatherer); its state knows its ranks as a group does.
 _MULTIMEM = (
     "sglang.srt.distributed.device_communicators.triton_symm_mem_ag.all_gather_inner",
     ("state", "hidden_states", "tp_hidden_dim", "skip_entry_sync", "safe"),

@@ -1,5 +1,5 @@
 """Hooks that are in force or stop the server: SGLang only logs a hook that it cannot apply
-(plugins/hook_registry.py:144).
+(plugins/hook_registry.py:166 logger.exception).
 """
 
 from __future__ import annotations

@@ -120,9 +120,9 @@ class HotArmsWorker(eagle.EAGLEWorkerV2):
     def _target(self, draft, steps: int, draft_tokens: int) -> tuple:
         """The target's attention back end and verify graphs for a step count.
 
-        SGLang builds them inside the draft's scope (eagle_worker_v2.py:1387); on a group of the
-        draft's own the verify graph would be captured without the target's all-reduces, and the
-        back end would count the heads of another TP size.
+        SGLang builds them inside the draft's scope (eagle_worker_v2.py:1387 init_cuda_graphs); on a
+        group of the draft's own the verify graph would be captured without the target's
+        all-reduces, and the back end would count the heads of another TP size.
 
         Raises: Refused inside the scope of a separated draft.
         """
@@ -154,7 +154,7 @@ class HotArmsWorker(eagle.EAGLEWorkerV2):
         placed = self.arms[arm]
         self._draft_worker = self.drafts[placed.draft]
         if "forced_state" not in placement.orders().omit:
-            # apply_runtime_state (eagle_worker_v2.py:1861) returns early on an equal step count,
+            # eagle_worker_v2.py:1861 apply_runtime_state returns early on an equal step count,
             # where this draft may still have another's.
             self.speculative_num_steps = None
         self.apply_runtime_state(self.states[arm])
@@ -166,7 +166,7 @@ class HotArmsWorker(eagle.EAGLEWorkerV2):
     @property
     def spec_v2_attn_backends(self) -> tuple:
         """Decides at start, for every arm to come, whether sequence lengths go to the CPU
-        (managers/overlap_utils.py:26).
+        (managers/overlap_utils.py:26 decide_needs_cpu_seq_lens).
         """
         found = [
             backend
@@ -211,7 +211,8 @@ class HotArmsWorker(eagle.EAGLEWorkerV2):
 
 
 def _scope(draft) -> ExitStack:
-    """The scope in which SGLang builds and runs a draft (eagle_worker_v2.py:270)."""
+    """The scope in which SGLang builds and runs a draft (eagle_worker_v2.py:279
+    draft_tp_context)."""
     stack = ExitStack()
     for context in (
         eagle.draft_pp_context(),

@@ -122,7 +122,7 @@ def rank_main(rank: int, order: dict, meeting: str) -> None:
 
         torch.cuda.set_device(rank)
         # SGLang's, not torch's alone: its custom all-reduce asks for the world group
-        # (custom_all_reduce_utils.py:284).
+        # (custom_all_reduce_utils.py:284 get_world_group).
         parallel_state.init_distributed_environment(ranks, rank, f"file://{meeting}", rank, "nccl")
     else:
         torch.set_num_threads(1)  # the CPU engine binds each rank to one core

@@ -11,7 +11,7 @@ import torch
 _DERIVED = (
     "w_kc",
     "w_vc",
-)  # MLA's absorbed projections, which are no parameters (models/deepseek_v2.py:2220)
+)  # MLA's absorbed projections, which are no parameters (models/deepseek_v2.py:2220 w_kc)
 _POOLS = ("k_buffer", "v_buffer", "kv_buffer")
 COPY = "draft_tp_copy"  # marks what own-N copied of the target's tables
 

@@ -121,8 +121,8 @@ def consecutive(ranks: list[int], size: int, ranks_a_node: int | None = None) ->
 
 
 def _layout(original, model_spec, *, collapse_cp=False):
-    """draft_parallel.py:53: upstream separates a draft only under DP attention; every later site
-    enters what this returns.
+    """speculative/draft_parallel.py:53 resolve_draft_parallel_layout: upstream separates a draft
+    only under DP attention; every later site enters what this returns.
     """
     from sglang.srt.configs.draft_parallel import DraftParallelLayout, DraftTPExecution
     from sglang.srt.runtime_context import get_parallel
@@ -192,8 +192,8 @@ def _group(size: int):
 
 
 def _pool_in_scope(original, self, *args, **kwargs):
-    """eagle_worker_v2.py:243 allocates outside the draft's scope, so with the target's head count
-    (kv_cache_configurator.py:2198).
+    """eagle_worker_v2.py:243 alloc_memory_pool allocates outside the draft's scope, so with the
+    target's head count (kv_cache_configurator.py:2779 get_num_kv_heads).
     """
     if own_group(self) is None:
         return original(self, *args, **kwargs)
@@ -208,8 +208,8 @@ def _pool_in_scope(original, self, *args, **kwargs):
 
 
 def _whole_embedding(original, self):
-    """eagle_worker_v2.py:381 hands out the target's vocabulary shard; the draft needs its own
-    group's slice of the whole table.
+    """eagle_worker_v2.py:381 _resolve_shared_embed_and_head hands out the target's vocabulary
+    shard; the draft needs its own group's slice of the whole table.
     """
     embed, head = original(self)
     group, model = own_group(self), self.draft_runner.model
@@ -225,8 +225,8 @@ def _reslice(shard: torch.Tensor | None, wanted: torch.Tensor, group) -> torch.T
     """One rank's rows of a vocabulary table [rows, hidden], as the draft's group shards it, from
     the target's shards.
 
-    Both sides pad the vocabulary at its end only (vocab_parallel_embedding.py:268), so whole tables
-    differ in trailing rows alone.
+    Both sides pad the vocabulary at its end only (vocab_parallel_embedding.py:287
+    num_embeddings_padded), so whole tables differ in trailing rows alone.
     """
     if shard is None:
         return None
@@ -256,9 +256,9 @@ def draft_bytes_per_token(kvc, size: int | None) -> int:
         kvc.spec_aux_config.eagle_draft_num_layers,
         kvc.spec_aux_config.draft_model_config,
     )
-    if getattr(
-        config, "kv_lora_rank", None
-    ):  # an MLA draft keeps one latent a token, whatever the TP (pool_configurator.py:670)
+    if getattr(config, "kv_lora_rank", None):
+        # An MLA draft keeps one latent a token, whatever the TP (pool_configurator.py:380
+        # calculate_mla_kv_cache_dim).
         width = config.kv_lora_rank + config.qk_rope_head_dim
     else:
         width = config.get_num_kv_heads(size or get_parallel().attn_tp_size) * (
@@ -275,8 +275,8 @@ def _all_drafts(kvc) -> int:
 
 
 def _default_budget(_, self, kvc):
-    """pool_configurator.py:225 prices one draft, each layer like a target layer of this rank; set
-    the drafts' real price instead.
+    """pool_configurator.py:219 DefaultPoolConfigurator prices one draft, each layer like a target
+    layer of this rank; set the drafts' real price instead.
     """
     if kvc.is_draft_worker or not kvc.spec_aux_config.eagle_draft_num_layers:
         return
@@ -291,8 +291,8 @@ def _default_budget(_, self, kvc):
 
 
 def _hybrid_budget(_, self, kvc):
-    """pool_configurator.py:736 likewise; here the draft is priced at the target's full-attention
-    layers.
+    """pool_configurator.py:736 eagle_draft_num_layers likewise; here the draft is priced at the
+    target's full-attention layers.
     """
     if kvc.is_draft_worker or self._fused_full_entry is not None:
         return

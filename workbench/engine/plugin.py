@@ -29,7 +29,7 @@ def register(role: str | None = None) -> None:
     role: launcher, scheduler or detokenizer; found out when not given. Only a scheduler runs
         models: hooking them elsewhere would import them there, some ten seconds of CPU a process.
     Raises: SystemExit with one sentence when an order cannot be carried out. Any other exception
-        SGLang would only log (plugins/__init__.py:135) and serve unpatched.
+        SGLang would only log (plugins/__init__.py:136 logger.exception) and serve unpatched.
     """
     try:
         orders = Orders.from_environment()
@@ -131,7 +131,7 @@ def _cpu_hooks() -> list[Hook]:
 
     def without_nccl(*args, **kwargs):
         # A CUDA build of torch brings NCCL, and the communicator then wants a GPU
-        # (parallel_state.py:2185).
+        # (parallel_state.py:2185 use_pynccl).
         return args, {**kwargs, "use_pynccl": False}
 
     return [

@@ -38,8 +38,8 @@ class Unsupported:
         return self.flags[0].replace("-", "_")
 
 
-# The one table. Adaptive steps were shown not to work (eagle_worker_v2.py:1387 captures the
-# target's verify graph inside the draft's scope); the others were not shown to.
+# The one table. Adaptive steps were shown not to work (eagle_worker_v2.py:1387 init_cuda_graphs
+# captures the target's verify graph inside the draft's scope); the others were not shown to.
 UNSUPPORTED = (
     Unsupported(
         "pipeline parallelism",
@@ -159,7 +159,8 @@ def argument_hooks(orders: Orders) -> list[Hook]:
                 raise SystemExit(
                     f"draft-tp: {words} not to be combined with {entry.what}: {entry.mend}."
                 )
-        # It would resize pools that it was not shown to know all of (scheduler.py:1174).
+        # It would resize pools that it was not shown to know all of (managers/scheduler.py:1174
+        # post_capture_resize_kv_pool).
         if orders.hot and os.environ.get(_SIZING, "0").lower() not in (
             "",
             "0",

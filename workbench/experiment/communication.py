@@ -40,7 +40,7 @@ class Setting:
 
     expects: communicators of the target's group (engine/attest.py) that must be there (True) or not
         (False): SGLang goes on by NCCL where one cannot be set up, and only logs it
-        (distributed/parallel_state.py:480).
+        (distributed/parallel_state.py:514 logger.warning).
     """
 
     name: str
@@ -88,7 +88,7 @@ def _capability(*majors: int) -> Rule:
 
 def _unset(variable: str, off: str) -> Rule:
     """What somebody turned off on this machine stays off: SGLang's flags would overwrite the
-    variable (entrypoints/engine.py:1909).
+    variable (entrypoints/engine.py:1909 NCCL_NVLS_ENABLE).
     """
     return lambda facts: (
         f"{variable}={off} turns it off on this machine"
@@ -111,7 +111,7 @@ def _p2p(facts: Facts) -> str:
 
 def _custom(facts: Facts) -> str:
     """SGLang's custom all-reduce: for two ranks, or all linked by NVLink
-    (device_communicators/custom_all_reduce_utils.py:492).
+    (device_communicators/custom_all_reduce_utils.py:492 full_nvlink).
     """
     return (
         "SGLang has no custom all-reduce for more than two GPUs without NVLink"
@@ -221,7 +221,7 @@ SETTINGS: dict[str, Setting] = {
             "custom-v1",
             "cuda",
             "SGLang's older all-reduce kernel instead of the one compiled on the spot "
-            "(device_communicators/custom_all_reduce.py:370).",
+            "(device_communicators/custom_all_reduce.py:387 SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2).",
             {"SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0"},
             {},
             (_ranks(2, 4, 6, 8), _custom),
@@ -231,7 +231,7 @@ SETTINGS: dict[str, Setting] = {
             "pcie-ipc",
             "cuda",
             "FlashInfer's all-reduce for hosts without NVLink, bf16 alone; a draft on a group of"
-            " its own does not get it (device_communicators/pcie_ipc_ar.py:74).",
+            " its own does not get it (device_communicators/pcie_ipc_ar.py:98 eligible_group).",
             {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"},
             {},
             (_ranks(2, 4, 8), _no_nvlink, _p2p),
@@ -241,7 +241,7 @@ SETTINGS: dict[str, Setting] = {
             "mscclpp",
             "cuda",
             "MSCCL++ for small all-reduces and all-gathers"
-            " (device_communicators/pymscclpp.py:324).",
+            " (device_communicators/pymscclpp.py:324 _SUPPORTED_WORLD_SIZES).",
             {},
             {"enable-mscclpp": True},
             (_ranks(4, 8), _nvlink),
@@ -250,7 +250,8 @@ SETTINGS: dict[str, Setting] = {
         Setting(
             "torch-symm-mem",
             "cuda",
-            "All-reduce by torch's symmetric memory (device_communicators/torch_symm_mem.py:41).",
+            "All-reduce by torch's symmetric memory"
+            " (device_communicators/torch_symm_mem.py:34 TorchSymmMemCommunicator).",
             {},
             {"enable-torch-symm-mem": True},
             (_capability(9, 10), _ranks(4, 6, 8), _nvlink, *_MULTICAST),

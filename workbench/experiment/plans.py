@@ -202,8 +202,8 @@ def together(profile: Profile, arms: Iterable[Arm]) -> list[tuple[Arm, ...]]:
     Arms without a draft are one plain server, since even a draft of 0 steps makes the target
     verify. Drafts share a server where they
     share topk: SGLang keeps one topk for buffers that outlive a switch
-    (managers/overlap_utils.py:373, speculative/eagle_worker_v2.py:1317). A setting of the
-    communication layer is a server's, from its start on.
+    (managers/overlap_utils.py:373 _maybe_init_forward_bufs, speculative/eagle_worker_v2.py:1317
+    topk). A setting of the communication layer is a server's, from its start on.
     """
     kinds: dict[tuple, dict[Arm, None]] = {}
     for arm in arms:
@@ -246,7 +246,8 @@ def _measured(profile: Profile, planned: Planned) -> Task:
 
 
 def _parity(profile: Profile, arm: Arm, prompts: tuple[int, ...], group: int) -> list[Task]:
-    # The plain server runs twice: how far it differs from itself is the control (field report F29).
+    # The plain server runs twice. How far it differs from itself is the control: greedy text can
+    # differ with speculation for reasons that are none of its own.
     repeats = 1 if arm.speculates else 2
     return [
         Task(

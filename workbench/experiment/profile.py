@@ -30,9 +30,8 @@ from workbench.experiment.profile_sections import (
     plain_number,
 )
 
-SIMULATED_ACCEPTANCE = (  # in force when above 0 (speculative/spec_utils.py:276)
-    "SGLANG_SIMULATE_ACC_LEN"
-)
+# Active when above 0 (speculative/spec_utils.py:276 SGLANG_SIMULATE_ACC_LEN)
+SIMULATED_ACCEPTANCE = "SGLANG_SIMULATE_ACC_LEN"
 _LOOPBACK = ("127.", "localhost", "::1")
 PROFILES = ROOT / "notebooks" / "profiles"
 
@@ -96,7 +95,7 @@ class Profile(Section):
     @property
     def ranks_a_node(self) -> int:
         """Ranks of the target on each node; consecutive ones, as SGLang places them
-        (entrypoints/engine.py:2045).
+        (entrypoints/engine.py:2045 _calculate_rank_ranges).
         """
         return self.tp // len(self.nodes)
 

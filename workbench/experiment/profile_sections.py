@@ -75,7 +75,7 @@ class Speculation(Section):
     @property
     def candidates(self) -> int:
         """Tokens offered beside the root by this many steps of this topk
-        (speculative/eagle_utils.py:110).
+        (speculative/eagle_utils.py:110 top_scores).
         """
         return self.topk + max(0, self.steps - 1) * self.topk**2
 

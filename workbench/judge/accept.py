@@ -3,20 +3,19 @@ took, with intervals.
 
 A round (cycle) verifies one set of drafts; ``correct`` of them are accepted and the target adds one
 token of its own, the bonus token. SGLang counts both without the bonus token
-(managers/scheduler_components/batch_result_processor.py:832).
+(managers/scheduler_components/batch_result_processor.py:832 spec_verify_ct).
 
-- **accept length** = 1 + correct / rounds: tokens a round, bonus token included. Field reports F11,
-F14: 1.1 accepted drafts are an accept length of 2.1. vLLM's "mean acceptance length" is the same
-number.
+- **accept length** = 1 + correct / rounds: tokens a round, bonus token included. So 1.1
+accepted drafts are an accept length of 2.1. vLLM's "mean acceptance length" is the same number.
 - **accepted drafts** = correct / rounds: the same without the bonus token.
 - **accept rate** = correct / proposed, where a round proposes all its draft tokens but the root:
 steps of a chain, more in a tree.
 - **acceptance at position k** = rounds with at least k correct drafts / rounds. Summed over k it is
 the accepted drafts.
 - **reported length** = completion tokens / rounds: SGLang's own spec_accept_length
-(managers/tokenizer_manager.py:3166). It differs from the accept length by the first token, which
-the prefill makes, and by accepted tokens cut off at the end; two tools that disagree on acceptance
-often differ just so (field report F12).
+(managers/tokenizer_manager.py:3166 spec_accept_length). It differs from the accept length by the
+first token, which the prefill makes, and by accepted tokens cut off at the end; two tools that
+disagree on acceptance often differ just so.
 
 Each is a ratio of sums over all requests (weighted by rounds, "token-weighted"), never a mean of
 means; the accept length is also given as the plain mean over requests ("request-weighted"). A count
@@ -143,7 +142,7 @@ def _positions(requests: Sequence[Request], level: float) -> tuple[Estimate, ...
     if not requests:
         return None
     # A request's histogram ends at the most drafts it ever saw correct
-    # (managers/schedule_batch.py:1566).
+    # (managers/schedule_batch.py:1566 update_spec_correct_drafts_histogram).
     counts = np.zeros((len(requests), max(len(r.histogram) for r in requests)), dtype=int)
     for row, request in zip(counts, requests):
         row[: len(request.histogram)] = request.histogram

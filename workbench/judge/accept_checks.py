@@ -12,11 +12,15 @@ from workbench.experiment.runlog import Block, Request
 from workbench.judge import accept
 from workbench.judge.refusal import Refusal
 
-# Accept length of a draft that guesses at random: measured 1.00 to 1.05 where a draft was fed the
-# wrong layers or loaded under the wrong algorithm.
+# Accept length of a draft that guesses at random: another algorithm, or wrong aux layers.
 BROKEN_PAIR = (1.00, 1.05)
-# Of the accept length: sums in another order move it by less, faults by more.
+
+
+# Of the accept length: sums in another order move it by less, faults by more, such as ranks that
+# share the embedding apart or read another rank's KV.
 ACCEPT_TOLERANCE = 0.02
+
+
 ACCEPT_LEVEL = 0.99
 
 

@@ -52,7 +52,7 @@ def compare(
 
     exact: greedy tokens are owed to be the same (CPU engine, or SGLang's deterministic mode), and
         then so for requests that run alone; a batch may change the order of a sum and with it a
-        token (field reports F29, F30). Elsewhere an arm differs when it does so more often than
+        token. Elsewhere an arm differs when it does so more often than
         arms differ from themselves, by Fisher's exact test (one-sided, 5 %); mismatches without
         such a control are not judged.
     """

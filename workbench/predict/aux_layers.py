@@ -9,17 +9,18 @@ from workbench.predict.sharding import (
     aux_count,
 )
 
-# MLA targets that count their layers as LLaMA does (models/longcat_flash.py:1119,
-# models/glm5_next.py:1543).
+# MLA targets that count their layers as LLaMA does (models/longcat_flash.py:1119 layers_to_capture,
+# models/glm5_next.py:1543 layers_to_capture).
 _MLA_BUT_ONE_BASED = ("LongcatFlashForCausalLM", "Glm5NextForConditionalGeneration")
 
 
 def captured_layers(target: ModelShape, ids: tuple[int, ...] | None) -> list[int]:
     """The target's layers whose input SGLang hands to the draft, in the order of the ids.
 
-    An id names a layer's output, so its successor's input is taken (models/llama.py:941);
-    DeepSeek-like targets take ids as they are unless the first is 1 (models/deepseek_v2.py:3470).
-    Without ids: 2, the middle, the third last (models/llama.py:936).
+    An id names a layer's output, so its successor's input is taken (models/llama.py:941
+    layers_to_capture); DeepSeek-like targets take ids as they are unless the first is 1
+    (models/deepseek_v2.py:3470 layer_ids). Without ids: 2, the middle, the third last
+    (models/llama.py:936 layers_to_capture).
     """
     if ids is None:
         return [2, target.layers // 2, target.layers - 3]
@@ -30,8 +31,8 @@ def captured_layers(target: ModelShape, ids: tuple[int, ...] | None) -> list[int
 
 
 def aux_layers(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """As many distinct layers are captured as the draft's fc joins, each one that the target has
-    (F16).
+    """As many distinct layers are captured as the draft's fc joins, each one that the target has.
+    Other ids crash the server, or give an accept length near 1.
     """
     field, eagle = "pair.draft.eagle_aux_hidden_state_layer_ids", draft.eagle
     ids, captured = eagle.aux_layers, captured_layers(target, eagle.aux_layers)
@@ -69,7 +70,7 @@ def aux_layers(profile: Profile, target: ModelShape, draft: ModelShape) -> Check
             f" {fc.shape[-1]}",
             own,
         )
-    # spec_aux_hidden_state.py:192 reads eagle_config alone.
+    # SGLang reads eagle_config alone (spec_aux_hidden_state.py:192 eagle_config).
     if (
         ids is None
         and eagle.stray_aux_layers is not None

@@ -14,12 +14,13 @@ from workbench.experiment.errors import BadInput
 # a draft forward of one layer in SGLang 0.5.23: 3 all-reduces and 1 all-gather
 # (workbench/predict/cycle_time.py)
 COUNTED_A_STEP = 4
+REPORTED = "the numbers of the field report that started this (Kimi-K2.5, EAGLE-3, TP8 over PCIe)"
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What somebody measured; the defaults are the origin's: Kimi-K2.5 with EAGLE-3 at TP8 over
-    PCIe, one request at a time.
+    """What somebody measured; the defaults are those of the field report that started this
+    (Kimi-K2.5, EAGLE-3, TP8 over PCIe), one request at a time.
 
     baseline, speculative: tokens/s of one request without and with speculation.
     accept_length: tokens a cycle, bonus token included.
@@ -39,7 +40,7 @@ class Numbers:
     collectives_a_step: float = 2
     collective_s: tuple[float, float] = (50e-6, 100e-6)
     draft_s: float | None = None
-    source: str = "the origin's numbers"
+    source: str = REPORTED
 
     def __post_init__(self) -> None:
         positive = {

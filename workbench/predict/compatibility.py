@@ -25,7 +25,7 @@ _MLA_ONLY_BACKENDS = ("trtllm_mla", "cutlass_mla", "cutedsl_mla", "flashmla", "t
 
 def algorithm(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
     """The draft's class and the algorithm belong together; with EAGLE an EAGLE-3 draft accepts
-    nothing and says nothing (F9).
+    nothing: its accept length is 1.0, and SGLang reports no error.
     """
     named, is_eagle3 = profile.speculation.algorithm.upper(), draft.architecture in EAGLE3_DRAFTS
     if not is_eagle3:
@@ -51,15 +51,16 @@ def algorithm(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
 
 def _no_mla_draft(draft: ModelShape) -> tuple[str, str] | None:
     """Key and fault of a config.json with which SGLang cannot build its MLA draft class."""
-    if draft.layers != 1:  # models/kimi_k25_eagle3.py:244
+    if draft.layers != 1:  # models/kimi_k25_eagle3.py:243 num_hidden_layers
         return (
             ".num_hidden_layers",
             f"is {draft.layers}, and a draft of class {MLA_DRAFT} has one layer",
         )
-    if draft.mla is None or not draft.mla.q_lora_rank:  # :115
+    if draft.mla is None or not draft.mla.q_lora_rank:  # models/kimi_k25_eagle3.py:114 q_lora_rank
         return f".{'q' if draft.mla else 'kv'}_lora_rank", f"is missing, and {MLA_DRAFT} needs it"
     kept = draft.stored.get("layers.0.self_attn.kv_b_proj.weight")
-    if draft.quantization and (kept is None or kept.dtype not in ("F32", "BF16", "F16")):  # :506
+    # models/kimi_k25_eagle3.py:504 kv_b_proj
+    if draft.quantization and (kept is None or kept.dtype not in ("F32", "BF16", "F16")):
         return (
             ".quantization_config",
             f"quantises kv_b_proj, and {MLA_DRAFT} splits it in a float dtype only",
@@ -68,7 +69,8 @@ def _no_mla_draft(draft: ModelShape) -> tuple[str, str] | None:
 
 
 def hidden_size(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """The draft is built for hidden states as wide as the target's (models/llama_eagle3.py:152)."""
+    """The draft is built for hidden states as wide as the target's (models/llama_eagle3.py:152
+    target_hidden_size)."""
     wide = draft.eagle.target_hidden_size or draft.hidden_size
     if wide != target.hidden_size:
         key = "target_hidden_size" if draft.eagle.target_hidden_size else "hidden_size"
@@ -87,7 +89,7 @@ def hidden_size(profile: Profile, target: ModelShape, draft: ModelShape) -> Chec
 
 
 def embedding(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
-    """Where the draft's token embedding comes from (models/llama.py:911)."""
+    """Where the draft's token embedding comes from (models/llama.py:910 set_embed)."""
     field, stored = "pair.draft.embed_tokens", "embed_tokens.weight" in draft.stored
     if keeps_embedding(draft):
         if draft.tensors and not stored:
@@ -104,7 +106,7 @@ def embedding(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
 
 def positions(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
     """The draft runs at the target's positions, so its context must not be shorter
-    (configs/model_config.py:1296).
+    (configs/model_config.py:1296 derived_context_len).
     """
     wanted = int(profile.number("context-length", target.context))
     if draft.context < wanted and not profile.server.environment.get(_LONGER_CONTEXT):
@@ -134,7 +136,7 @@ def dtype(profile: Profile, target: ModelShape, draft: ModelShape) -> Check:
 def kernels(profile: Profile, target: ModelShape) -> Check:
     """On GPUs the layers' kernels are made for half precision: sgl_kernel's rmsnorm refuses float32
     once a server is loaded
-    (layers/layernorm.py:631, seen on an H200)."""
+    (layers/layernorm.py:631 rmsnorm, seen on an H200)."""
     if profile.engine == "cuda" and serving_dtype(profile, target) == "F32":
         return refused(
             "server.flags.dtype",
@@ -174,7 +176,7 @@ def attention_backend(profile: Profile, target: ModelShape, draft: ModelShape) -
 
 def rotary(profile: Profile, shape: ModelShape) -> Check:
     """On a CPU, SGLang builds rotary embeddings for MLA with YaRN scaling alone
-    (layers/rotary_embedding/factory.py:480).
+    (layers/rotary_embedding/factory.py:480 deepseek_yarn).
     """
     if profile.engine == "cpu" and shape.mla and shape.rope == "default":
         return refused(
@@ -188,11 +190,12 @@ def rotary(profile: Profile, shape: ModelShape) -> Check:
 
 def heads(profile: Profile, shape: ModelShape, ranks: int, field: str) -> Check:
     """A group of ``ranks`` splits heads evenly; KV heads are split, or replicated where there are
-    fewer (models/llama.py:183 to :193).
+    fewer (models/llama.py:183 total_num_heads to models/llama.py:193 total_num_kv_heads).
 
     SGLang on a CPU would add empty heads instead, and pads intermediate sizes
-    (configs/update_config.py:244, :290): the former is another model than the GPU's and is refused,
-    the latter changes nothing.
+    (configs/update_config.py:245 num_attention_heads, configs/update_config.py:290
+    intermediate_padding_size): the former is another model than the GPU's and is refused, the
+    latter changes nothing.
     """
     who = "the target" if shape.field == "pair.target" else "the draft"
     mend = "use a divisor" if field == "tp" else "leave this arm out or choose a group that divides"
@@ -208,7 +211,8 @@ def heads(profile: Profile, shape: ModelShape, ranks: int, field: str) -> Check:
         problem = f"{ranks} neither divides {who}'s {shape.kv_heads} KV heads nor is a multiple"
     elif profile.engine == "cuda" and _dense(shape) and shape.intermediate_size % ranks:
         problem = f"{ranks} does not divide {who}'s intermediate size {shape.intermediate_size}"
-    elif shape.experts and shape.experts.count < ranks:  # models/deepseek_v2.py:714
+    # models/deepseek_v2.py:714 n_routed_experts
+    elif shape.experts and shape.experts.count < ranks:
         problem = f"{ranks} ranks are more than {who}'s {shape.experts.count} experts"
     elif profile.engine == "cuda" and shape.experts and shape.experts.intermediate_size % ranks:
         problem = (
@@ -231,8 +235,8 @@ def heads(profile: Profile, shape: ModelShape, ranks: int, field: str) -> Check:
 
 
 def _split_block(shape: ModelShape, ranks: int) -> int | None:
-    """The block size that a group would cut through, if any (layers/quantization/fp8.py:594,
-    :1588).
+    """The block size that a group would cut through, if any (layers/quantization/fp8.py:594
+    block_k, layers/quantization/fp8.py:1588 block_n).
     """
     blocks = (shape.quantization or {}).get("weight_block_size") if ranks > 1 else None
     sizes = [shape.intermediate_size] * _dense(shape) + (
@@ -280,7 +284,7 @@ def group(profile: Profile, arm: Arm) -> Check:
 
 def tree(profile: Profile, arm: Arm) -> Check:
     """A tree of s steps and topk k offers k + (s - 1) k^2 candidates; one fewer than draft_tokens
-    is chosen (eagle_utils.py:110).
+    is chosen (eagle_utils.py:110 top_scores).
 
     Raises: BadInput when the arm's own settings cannot be served.
     """

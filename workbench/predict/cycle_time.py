@@ -8,11 +8,14 @@ rate, whichever is longer (roofline: Williams, Waterman and Patterson, Communica
 multiplies and adds once for each of them and each token (Pope et al., Efficiently Scaling
 Transformer Inference, 2022, section 2). Attention's own operations are left out: at the contexts of
 a cycle they are few beside the weights'.
-- a forward makes one all-reduce for the embedding (vocab_parallel_embedding.py:526), two a layer
-(attention output and feed-forward: linear.py:1824; experts: deepseek_v2.py:1293) and one all-gather
-of logits (logits_processor.py:1036), none in a group of one (parallel_state.py:692). Counted on
-real servers: 3 and 1 for a draft of one layer, 9 and 1 for a target of 4.
-- n steps are n - 1 draft forwards (eagle_worker_v2.py:819) and one in draft-extend (:1211).
+- a forward makes one all-reduce for the embedding (vocab_parallel_embedding.py:533
+tensor_model_parallel_all_reduce), two a layer (attention output and feed-forward: linear.py:1824
+tensor_model_parallel_all_reduce; experts: models/deepseek_v2.py:1293 post_experts_all_reduce) and
+one all-gather of logits (logits_processor.py:1036 _logits_gatherer), none in a group of one
+(parallel_state.py:692 world_size). Counted on real servers: 3 and 1 for a draft of one layer, 9 and
+1 for a target of 4.
+- n steps are n - 1 draft forwards (eagle_worker_v2.py:819 speculative_num_steps) and one in
+draft-extend (eagle_worker_v2.py:1211 draft_runner).
 """
 
 from __future__ import annotations

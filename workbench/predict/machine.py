@@ -133,7 +133,7 @@ class Machine:
         ``ranks``; a group of one talks to nobody.
 
         As SGLang chooses: its custom all-reduce up to its largest measured size where allowed, else
-        NCCL (parallel_state.py:959).
+        NCCL (parallel_state.py:960 ca_comm).
         Raises: BadInput when the machine was not measured for it.
         """
         if ranks == 1:

@@ -58,13 +58,13 @@ class ArmMemory:
 
     def tokens(self, static: float) -> int:
         """Tokens that fit beside the weights in ``static`` bytes, as SGLang counts them
-        (pool_configurator.py:642).
+        (pool_configurator.py:642 _cell_size).
         """
         return max(0, int((static - self.weights) // self.priced))
 
     def pools(self, tokens: int, page: int = 1) -> int:
         """Bytes of both KV pools; each has one page more than its tokens
-        (mem_cache/memory_pool.py:2589, :4866).
+        (mem_cache/memory_pool.py:2589 page_size, mem_cache/memory_pool.py:4866 page_size).
         """
         return (tokens + page) * (self.kv + self.draft_kv)
 
@@ -81,8 +81,8 @@ def predict(profile: Profile, target: ModelShape, draft: ModelShape | None, arm:
         return ArmMemory(arm.name, whole, 0, 0, kv, 0, kv, _exact(target))
     group = arm.group or ranks
     draft_kv = _kv_bytes_per_token(draft, group, _kv_bytes(profile, draft, draft=True))
-    # SGLang prices a draft layer like a layer of the target (pool_configurator.py:311); the patch
-    # puts the draft's own price there.
+    # SGLang prices a draft layer like a layer of the target (pool_configurator.py:311
+    # draft_kv_size); the patch puts the draft's own price there.
     as_target = int(kv * draft.layers / target.layers)
     return ArmMemory(
         arm.name,
@@ -127,7 +127,9 @@ def weight_bytes(profile: Profile, shape: ModelShape, ranks: int) -> int:
     dtype, unit = (
         serving_dtype(profile, shape),
         (32 * ranks if profile.engine == "cpu" else 1),
-    )  # configs/update_config.py:12, :290
+    )
+    # configs/update_config.py:12 DEFAULT_MOE_PADDING_SIZE, configs/update_config.py:290
+    # intermediate_padding_size
     return round(
         sum(
             rank_bytes(shape, t, ranks, dtype, unit)
@@ -143,7 +145,8 @@ def _copied(profile: Profile, target: ModelShape, draft: ModelShape, arm: Arm) -
     """
     if not arm.group:
         return 0
-    # set_embed hands nothing over to a draft with an embedding of its own (models/llama.py:911).
+    # set_embed hands nothing over to a draft with an embedding of its own (models/llama.py:910
+    # set_embed).
     tables = (not keeps_embedding(draft)) + takes_head(draft)
     return (
         tables
@@ -154,9 +157,9 @@ def _copied(profile: Profile, target: ModelShape, draft: ModelShape, arm: Arm) -
 
 
 def _kv_bytes_per_token(shape: ModelShape, ranks: int, item: int) -> int:
-    """KV bytes a token on one rank, all layers: the latent for MLA (kv_cache_configurator.py:3419),
-    else K and V of the rank's heads
-    (pool_configurator.py:492)."""
+    """KV bytes a token on one rank, all layers: the latent for MLA (kv_cache_configurator.py:3419
+    kv_cache_dim), else K and V of the rank's heads
+    (pool_configurator.py:492 get_num_kv_heads)."""
     if shape.mla:
         return (shape.mla.kv_lora_rank + shape.mla.qk_rope_head_dim) * shape.layers * item
     return kv_heads_a_rank(shape, ranks) * 2 * shape.head_dim * shape.layers * item
@@ -164,7 +167,7 @@ def _kv_bytes_per_token(shape: ModelShape, ranks: int, item: int) -> int:
 
 def serving_dtype(profile: Profile, shape: ModelShape) -> str:
     """The dtype a model is served in; with ``auto`` a float32 checkpoint becomes float16
-    (configs/model_config.py:2303).
+    (configs/model_config.py:2303 dtype).
     """
     if profile.engine == "cpu":
         return "F32"
@@ -181,13 +184,14 @@ def _kv_bytes(profile: Profile, shape: ModelShape, draft: bool = False) -> int:
 
 
 def static_bytes(profile: Profile, free: int) -> float:
-    """Bytes that weights and KV pools may take of ``free`` (kv_cache_configurator.py:3007).
+    """Bytes that weights and KV pools may take of ``free`` (kv_cache_configurator.py:3007
+    mem_fraction_static).
 
     Without --mem-fraction-static the least that SGLang's own heuristic keeps back is taken off: 512
     MiB, 1.5 MiB for each of at least 2048 prefill tokens, 128 MiB a rank, and 10 GiB in all on
-    devices above 60 GiB (arg_groups/memory_hook.py:309). What CUDA graphs need beside that depends
-    on the batch sizes captured, so this is an upper bound. Ranks of the CPU engine share what is
-    kept back.
+    devices above 60 GiB (arg_groups/memory_hook.py:309 reserved_mem). What CUDA graphs need beside
+    that depends on the batch sizes captured, so this is an upper bound. Ranks of the CPU engine
+    share what is kept back.
     """
     fraction = profile.number("mem-fraction-static")
     if fraction is not None:

@@ -62,8 +62,8 @@ def at_once(profile: Profile, needs: Sequence[memory.ArmMemory], free: int) -> I
     """Servers that are up together share the ``free`` bytes of a rank, and each must leave the
     others theirs.
 
-    Each finds its static share of what was free before it loaded (kv_cache_configurator.py:3007),
-    with all of them loading.
+    Each finds its static share of what was free before it loaded (kv_cache_configurator.py:3007
+    mem_fraction_static), with all of them loading.
     """
     count, limit = profile.server.at_once, profile.number("max-total-tokens")
     if count == 1:
@@ -95,7 +95,7 @@ def room(
     hand.
 
     SGLang fills its static share with KV tokens, up to max-total-tokens
-    (kv_cache_configurator.py:3096).
+    (kv_cache_configurator.py:3096 max_total_tokens).
     """
     field, static, limit = (
         f"memory {needs.arm}",
@@ -104,7 +104,7 @@ def room(
     )
     draft_tokens = profile.speculation.of(arm).draft_tokens if arm.speculates else 1
     # A request holds its prompt, its answer, and one round of drafts more than it keeps
-    # (mem_cache/allocation_sizing.py:53).
+    # (mem_cache/allocation_sizing.py:53 spec_tokens).
     wanted = profile.workload.concurrency * (
         longest_prompt + profile.workload.max_new_tokens + draft_tokens
     )

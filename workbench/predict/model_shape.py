@@ -33,10 +33,10 @@ ITEM_BYTES = {
     "F8_E8M0": 1,
 }
 # Where SGLang looks for the language model of a wrapped configuration
-# (utils/hf_transformers/common.py:566).
+# (utils/hf_transformers/common.py:566 llm_config).
 _TEXT_CONFIGS = ("thinker_config", "llm_config", "language_config", "text_config")
 # The first of these that a configuration has is its context length
-# (utils/hf_transformers/common.py:668).
+# (utils/hf_transformers/common.py:668 CONTEXT_LENGTH_KEYS).
 _CONTEXT_KEYS = (
     "max_sequence_length",
     "seq_length",
@@ -92,7 +92,7 @@ class Eagle:
     aux_layers: eagle_config.eagle_aux_hidden_state_layer_ids.
     stray_aux_layers: the same key outside eagle_config.
     draft_vocab_size is 0 where the key is there and null: the draft then takes the target's head
-    (models/llama_eagle3.py:306).
+    (models/llama_eagle3.py:306 draft_vocab_size).
     """
 
     draft_vocab_size: int | None
@@ -109,7 +109,7 @@ class ModelShape:
 
     field: the profile's field that named the folder.
     dtype: safetensors' name of config.json's dtype (``F32`` where absent).
-    context: tokens, as SGLang derives it (utils/hf_transformers/common.py:677).
+    context: tokens, as SGLang derives it (utils/hf_transformers/common.py:677 get_context_length).
     rope: type of the rotary scaling, ``default`` for none.
     config: the language model's part of config.json.
     tensors: what the safetensors files hold, empty where there are none.
@@ -157,7 +157,7 @@ class ModelShape:
 
 def canonical(name: str) -> str:
     """The name of a weight without wrappers; EAGLE-3 drafts call their first layer ``midlayer``
-    (models/llama_eagle3.py:339).
+    (models/llama_eagle3.py:339 midlayer).
     """
     return (
         name.removeprefix("language_model.")

@@ -70,7 +70,8 @@ def known() -> frozenset[str]:
 def check(profile: Profile) -> Iterator[Check]:
     """Every finding about the profile's flags and environment; one ``passed`` where there is none.
 
-    Source for pages and trees: arg_groups/speculative_hook.py:1271 of SGLang 0.5.23.
+    Source for pages and trees: arg_groups/speculative_hook.py:1271 _PAGE_TREE_SPEC_BACKENDS of
+    SGLang 0.5.23.
     """
     found = [*_names(profile), *_values(profile), *_environment(profile)]
     yield from found or [
@@ -133,7 +134,8 @@ def _values(profile: Profile) -> Iterator[Check]:
             "is off, so a prompt sent twice is answered from the prefix cache",
             "set it, or expect blocks with cached tokens to be refused",
         )
-    # SGLang's default on GPUs is breakable (model_executor/cuda_graph_config.py:119).
+    # SGLang's default on GPUs is breakable (model_executor/cuda_graph_config.py:119
+    # default_prefill_backend).
     if (
         profile.engine == "cuda"
         and any(arm.group for arm in profile.arms)

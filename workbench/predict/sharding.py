@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from workbench.predict.model_shape import ITEM_BYTES, ModelShape, Tensor, canonical
 
-LLAMA_DRAFT = "LlamaForCausalLMEagle3"  # models/llama_eagle3.py:272
-MLA_DRAFT = "Eagle3DeepseekV2ForCausalLM"  # models/kimi_k25_eagle3.py:315
+LLAMA_DRAFT = "LlamaForCausalLMEagle3"  # models/llama_eagle3.py:272 LlamaForCausalLMEagle3
+# models/kimi_k25_eagle3.py:315 Eagle3DeepseekV2ForCausalLM
+MLA_DRAFT = "Eagle3DeepseekV2ForCausalLM"
 EAGLE3_DRAFTS = (LLAMA_DRAFT, MLA_DRAFT)
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DEEPSEEK_LIKE = (
@@ -20,8 +21,9 @@ DEEPSEEK_LIKE = (
 KNOWN = LLAMA_LIKE + DEEPSEEK_LIKE + EAGLE3_DRAFTS
 VOCABULARY = ("embed_tokens", "lm_head")
 VISION = ("vision_tower.", "mm_projector.")
-# Whole on every rank: norms, routers, the latent projections (deepseek_v2.py:2070, 2095), biases
-# added after an all-reduce.
+# Whole on every rank: norms, routers, the latent projections (models/deepseek_v2.py:2070
+# fused_qkv_a_proj_with_mqa, models/deepseek_v2.py:2095 kv_a_proj_with_mqa), biases added after an
+# all-reduce.
 _WHOLE = ("gate", "q_a_proj", "kv_a_proj_with_mqa")
 _ROW_PARALLEL = ("o_proj", "down_proj")
 
@@ -30,9 +32,10 @@ def implied(shape: ModelShape) -> Iterator[Tensor]:
     """The weights that config.json implies, by canonical name, in the configuration's dtype; biases
     and vision towers are left out.
 
-    Nothing for an architecture that is not KNOWN. Sources: models/llama.py:160,
-    models/llama_eagle3.py:46, models/deepseek_v2.py:2057 and :2785, models/kimi_k25_eagle3.py:62
-    (:230 for fc_norm) of SGLang 0.5.23.
+    Nothing for an architecture that is not KNOWN. Sources: models/llama.py:160 LlamaAttention,
+    models/llama_eagle3.py:46 LlamaDecoderLayer, models/deepseek_v2.py:2057 num_heads and
+    models/deepseek_v2.py:2785 _is_layer_sparse, models/kimi_k25_eagle3.py:62 Eagle3MLADecoderLayer
+    (models/kimi_k25_eagle3.py:230 use_fc_norm for fc_norm) of SGLang 0.5.23.
     """
     if shape.architecture not in KNOWN:
         return
@@ -129,8 +132,8 @@ def _feed_forward(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
 
 
 def aux_count(draft: ModelShape) -> int:
-    """How many of the target's layers the draft's fc joins (models/llama_eagle3.py:157,
-    kimi_k25_eagle3.py:48).
+    """How many of the target's layers the draft's fc joins (models/llama_eagle3.py:157
+    num_aux_hidden_states, kimi_k25_eagle3.py:48 _get_eagle_aux_layer_count).
     """
     ids = draft.eagle.aux_layers or (
         draft.eagle.stray_aux_layers if draft.architecture == MLA_DRAFT else None
@@ -140,14 +143,14 @@ def aux_count(draft: ModelShape) -> int:
 
 def keeps_embedding(draft: ModelShape) -> bool:
     """Whether a draft embeds tokens itself; otherwise SGLang gives it the target's embedding
-    (models/llama.py:911).
+    (models/llama.py:910 set_embed).
     """
     return (draft.eagle.target_hidden_size or draft.hidden_size) != draft.hidden_size
 
 
 def takes_head(draft: ModelShape) -> bool:
     """Whether a draft predicts with the target's head: draft_vocab_size is null
-    (models/llama_eagle3.py:306).
+    (models/llama_eagle3.py:306 draft_vocab_size).
     """
     return not draft.tied and not draft.eagle.draft_vocab_size
 
@@ -159,7 +162,7 @@ def head_rows(shape: ModelShape) -> int:
 
 def padded_rows(vocabulary: int, ranks: int) -> int:
     """Rows of a vocabulary table on a rank: padded to 64, or to 64 x ranks where that does not
-    divide (vocab_parallel_embedding.py:273).
+    divide (vocab_parallel_embedding.py:273 pad_vocab_size).
     """
     unit = 64
     if -(-vocabulary // unit) * unit % ranks:
@@ -169,7 +172,7 @@ def padded_rows(vocabulary: int, ranks: int) -> int:
 
 def kv_heads_a_rank(shape: ModelShape, ranks: int) -> int:
     """KV heads on one rank; with fewer heads than ranks each rank keeps one, replicated
-    (configs/model_config.py:1711).
+    (configs/model_config.py:1711 total_num_kv_heads).
     """
     return max(1, shape.kv_heads // ranks)
 
@@ -180,7 +183,7 @@ def rank_elements(shape: ModelShape, tensor: Tensor, ranks: int, unit: int = 1) 
 
     Column- and row-parallel layers keep 1/ranks, vocabulary tables their padded share, K and V
     whole heads, and MLA's kv_b_proj a second copy, split and transposed
-    (deepseek_weight_loader.py:762).
+    (deepseek_weight_loader.py:762 w_kc).
     """
     name = canonical(tensor.name)
     module, leaf = name.split(".")[-2:] if "." in name else ("", name)

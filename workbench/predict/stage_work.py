@@ -135,8 +135,8 @@ def _weights(profile: Profile, shape: ModelShape, ranks: int) -> _Weights:
 
 def _fused(name: str) -> str:
     """The product that reads a weight: SGLang stacks Q, K and V, gate and up, and MLA's first
-    projections (models/llama.py:160, :66,
-    deepseek_v2.py:2070)."""
+    projections (models/llama.py:160 LlamaAttention, models/llama.py:98 gate_up_proj,
+    models/deepseek_v2.py:2070 fused_qkv_a_proj_with_mqa)."""
     for stacked, parts in (
         ("qkv", "q_proj|k_proj|v_proj"),
         ("gate_up", "gate_proj|up_proj"),
@@ -161,7 +161,7 @@ def forward(
 
     kv_bytes: KV read on the rank.
     fc: a draft joins the target's hidden states, which it does in draft-extend and not between its
-        own steps (llama_eagle3.py:238).
+        own steps (llama_eagle3.py:238 hidden_states).
     Raises: BadInput where the weights are not known, or config.json does not say how many experts a
         token takes.
     """
@@ -194,7 +194,7 @@ def forward(
         ]
         if (
             fc and shape.architecture == MLA_DRAFT
-        ):  # its fc is column-parallel (kimi_k25_eagle3.py:212)
+        ):  # its fc is column-parallel (kimi_k25_eagle3.py:212 fc)
             found.append(
                 Collective("all_gather", tokens * shape.hidden_size // ranks * item, ranks, 1)
             )
@@ -249,7 +249,7 @@ def stages(
     speculation, group = profile.speculation.of(arm), arm.group or profile.tp
     width, fan = requests * speculation.draft_tokens, requests * speculation.topk
     # In graphs draft-extend has logits of the last accepted token only
-    # (eagle_draft_extend_cuda_graph_runner.py:384).
+    # (eagle_draft_extend_cuda_graph_runner.py:385 num_tokens_for_logprob).
     rows = requests if graphs(profile) else width
     drafts = forward(profile, draft, group, fan, rows=fan, kv_bytes=held * needs.draft_kv).times(
         max(0, speculation.steps - 1)

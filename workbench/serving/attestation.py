@@ -170,8 +170,8 @@ def _sharded(config: Mapping, size: int) -> tuple[int, int]:
     """Rows of the draft's QKV and heads of its KV pool on one of ``size`` ranks, by its
     config.json.
 
-    With MLA the rank's heads show in Q's second projection (models/deepseek_v2.py:2078), and every
-    rank caches the one latent.
+    With MLA the rank's heads show in Q's second projection (models/deepseek_v2.py:2078 q_b_proj),
+    and every rank caches the one latent.
     """
     heads, kv = (
         config["num_attention_heads"],
@@ -186,8 +186,8 @@ def _sharded(config: Mapping, size: int) -> tuple[int, int]:
 
 
 def _replicas(arm: Arm, attestation: Sequence[Mapping]) -> list[str]:
-    """Ranks at the same place of their groups must hold equal weights (field report F20: ranks that
-    decided apart).
+    """Ranks at the same place of their groups must hold equal weights. Ranks that decide
+    apart whether to share the embedding have made acceptance collapse.
     """
     digests: dict[int, set[str]] = {}
     for entry in attestation:

@@ -37,7 +37,7 @@ _IMPORTS = ("sglang.launch_server", "sglang.srt.entrypoints.http_server")
 _SERVER = ["-m", "sglang.launch_server"]
 _NAMELESS = "-" * 12  # as long as a server's identity, which takes its place
 # What a server reads when it starts, not when it is imported: orders, a rank's cores
-# (srt/utils/numa_utils.py:459), and Gloo's own.
+# (srt/utils/numa_utils.py:459 SGLANG_CPU_OMP_THREADS_BIND), and Gloo's own.
 _OF_ONE_SERVER, _OF_A_GROUP = (
     {
         orders.VARIABLE,

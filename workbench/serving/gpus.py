@@ -62,7 +62,7 @@ def ours(profile: Profile) -> tuple[Gpu, ...]:
     engine.
 
     SGLang gives rank r the visible GPU base-gpu-id + r * gpu-id-step
-    (managers/data_parallel_controller.py:508).
+    (managers/data_parallel_controller.py:751 gpu_id_step).
     """
     if profile.engine != "cuda":
         return ()

@@ -32,7 +32,8 @@ PORTS = range(20_000, 32_768)  # from there on are the ephemeral ones (net.ipv4.
 
 
 # After a worker's death SGLang waits a minute for core dumps that nothing writes
-# (managers/tokenizer_manager.py:3495), and its requests with it.
+# (managers/tokenizer_manager.py:3495 SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS), and its requests
+# with it.
 ENDS_SOON = {"SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0"}
 
 
@@ -138,8 +139,8 @@ def plan(
     if profile.server.trust_remote_code:
         flags["trust-remote-code"] = True
     if held:
-        # The largest of all arms: buffers are sized by them (managers/overlap_utils.py:373,
-        # runtime_context.py:1982).
+        # The largest of all arms: buffers are sized by them (managers/overlap_utils.py:373
+        # _maybe_init_forward_bufs, runtime_context.py:1982 max_speculative_num_draft_tokens).
         flags |= {
             "speculative-algorithm": profile.speculation.algorithm,
             "speculative-draft-model-path": profile.pair.draft,
@@ -195,7 +196,7 @@ def _command(flags: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _cpu_environment(profile: Profile, node: int) -> dict[str, str]:
     # A field for each rank of a node, which SGLang counts by itself on every node
-    # (distributed/bootstrap.py:85).
+    # (distributed/bootstrap.py:84 init_threads_binding).
     cores, each = sorted(os.sched_getaffinity(0)), profile.ranks_a_node
     return CPU_ENVIRONMENT | {
         "SGLANG_CPU_OMP_THREADS_BIND": "|".join(

@@ -192,7 +192,7 @@ def _wait_ready(
     deadline_s: float,
 ) -> None:
     """Until a real completion came back: /health can be green while the first use of a communicator
-    deadlocks (field report F26).
+    deadlocks (seen in the field).
     """
     end, logfile = time.monotonic() + deadline_s, next(iter(keepers))
     while time.monotonic() < end:

@@ -12,7 +12,7 @@ from pathlib import Path
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(r"exception was the direct cause of|another exception occurred:$")
 # Posted to a port that is not open yet where the warm-up is skipped; SGLang goes on
-# (entrypoints/http_server.py:2569).
+# (entrypoints/http_server.py:2569 freeze_gc).
 _HARMLESS = "post-warmup freeze_gc failed"
 _STAMP = re.compile(
     r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?"
@@ -62,7 +62,7 @@ def first_failure(path: Path) -> str | None:
     if ours:
         return ours.removeprefix("draft-tp: ")
     # Helper threads trace harmless failures (a warm-up call before the port is open); what ends a
-    # rank says so (scheduler.py:6373).
+    # rank says so (managers/scheduler.py:6372 logger.error).
     ends = (f"hit an exception: {_TRACEBACK}", _TRACEBACK)
     begin = next(
         (

@@ -163,7 +163,7 @@ def main(arguments: Sequence[str], start: Callable[..., subprocess.Popen] = pope
     )  # orphans of the server become its own children, whatever they did to their environment
     with open(log, "ab") as output:
         # Where the keeper itself is killed, the kernel ends the launcher, and SGLang's workers die
-        # with that (utils/common.py:3432).
+        # with that (srt/utils/common.py:3432 kill_itself_when_parent_died).
         child = start(
             command, server, output.fileno(), lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         )

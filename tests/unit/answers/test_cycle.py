@@ -192,7 +192,7 @@ def test_numbers_that_cannot_be_are_not_used(tmp_path):
         ),
     )
     assert budget.numbers(slow, slow.verdict.to_json()).source.startswith(
-        "the origin's numbers (this run's cannot be used: speculative"
+        f"{ceilings.REPORTED} (this run's cannot be used: speculative"
     )
 
 

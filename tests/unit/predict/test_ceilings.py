@@ -1,5 +1,5 @@
-"""Ceilings from four numbers: the origin's figures, the limits of what they tell, and input that
-cannot be true.
+"""Ceilings from four numbers: the field report's figures, the limits of what they tell, and
+input that cannot be true.
 """
 
 import math

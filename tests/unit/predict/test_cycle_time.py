@@ -92,8 +92,8 @@ KIMI = DEEPSEEK | dict(
 
 @pytest.fixture()
 def origin(tmp_path):
-    """The origin's shape on 8 GPUs: target of 16 layers, draft of one, hidden 7168, full-vocabulary
-    head, 5 steps.
+    """The shape of the field report on 8 GPUs: target of 16 layers, draft of one, hidden 7168,
+    full-vocabulary head, 5 steps.
     """
     target, draft = (
         TARGET | WIDE | dict(num_hidden_layers=16),
@@ -227,7 +227,7 @@ def test_the_tiny_pair_on_the_cpu_matches_what_was_counted_there(tiny):
 def test_a_draft_step_on_one_gpu_reads_all_of_its_weights(origin):
     profile, _, draft = origin
     head, hidden = 163840 * 7168, 7168
-    # The origin's figure: 2.35 GB a step for the head alone.
+    # That report's figure: 2.35 GB a step for the head alone.
     assert 2 * head == pytest.approx(2.35e9, rel=0.002)
     attention = 2 * hidden * (64 + 2 * 8) * 112 + hidden * 64 * 112
     feed_forward, norms = 3 * hidden * 18432, 4 * hidden

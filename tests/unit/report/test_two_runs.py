@@ -130,7 +130,7 @@ def test_the_levels_of_both_runs_stand_under_each_other():
 
 
 def test_a_verdict_that_flips_with_the_targets_tp_is_seen_to_with_the_stages_that_tell_why():
-    """Field report F1: speculation wins at TP1 and loses at TP4."""
+    """As has been reported of EAGLE: speculation wins at TP1 and loses at TP4."""
     flipped = [
         c | ({"ratio": 0.97, "low": 0.94, "high": 1.0} if c["a"] == "shared" else {})
         for c in copy.deepcopy(VERDICT["comparisons"])

@@ -44,7 +44,7 @@ def decode_attention_cpu(
     req_pool_indices, seq_lens: [B], new token included.
     logit_cap: scores become cap * tanh(score / cap); 0 is none.
     attn_logits: scratch of the compiled kernel, not used.
-    Signature: layers/attention/intel_amx_backend.py:383.
+    Signature: layers/attention/intel_amx_backend.py:383 decode_attention_fwd.
     Raises: NotImplementedError for cross attention, a sliding window or sinks.
     """
     _refuse("decode_attention_cpu", is_cross_attn, sliding_window, encoder_lens, sinks)
@@ -98,7 +98,7 @@ def extend_attention_cpu(
     tree_mask: flat bool, a request after the other, what each new token may see: of the new tokens
         (QLEN_ONLY) or of prefix and new tokens (FULL); None: those before it if is_causal, else
         all. Rest: as in decode_attention_cpu.
-    Signature: layers/attention/intel_amx_backend.py:290.
+    Signature: layers/attention/intel_amx_backend.py:290 extend_attention_fwd.
     Raises: NotImplementedError for cross attention, a sliding window, sinks, or a cached prefix
         whose head size is not the query's; ValueError for a tree mask of another size.
     """
@@ -123,7 +123,8 @@ def extend_attention_cpu(
         if stored:
             if k_buffer.shape[1:] != (kv_heads or k_buffer.shape[1], head_dim):
                 # SGLang takes the absorbed path, whose heads are the pool's, as soon as there is a
-                # prefix (models/deepseek_common/attention_backend_handler.py:247).
+                # prefix (models/deepseek_common/attention_backend_handler.py:248
+                # is_extend_without_speculative).
                 raise NotImplementedError(
                     f"extend_attention_cpu: a cached prefix of {stored} tokens with heads of"
                     f" {tuple(k_buffer.shape[1:])} for keys of ({kv_heads}, {head_dim}) has no CPU"
@@ -190,7 +191,8 @@ def _load(buffer, slots, scale):
 
 
 def _refuse(op, is_cross_attn, sliding_window, encoder_lens, sinks) -> None:
-    # sliding_window is SGLang's size + 1, so 0 says that there is none (intel_amx_backend.py:308).
+    # sliding_window is SGLang's size + 1, so 0 says that there is none (intel_amx_backend.py:308
+    # sliding_window_size).
     for what, used in (
         ("cross attention", is_cross_attn or encoder_lens is not None),
         ("a sliding window", sliding_window > 0),

@@ -54,6 +54,6 @@ def nothing_to_wait_for(orig, device=None) -> None:
     """No device, so nothing to wait for.
 
     Target: ``torch.cuda.synchronize``, which an MLA draft calls whatever its device when it is
-    handed the embedding (sglang/srt/models/kimi_k25_eagle3.py:415); a torch without CUDA raises
-    there.
+    handed the embedding (sglang/srt/models/kimi_k25_eagle3.py:415 synchronize); a torch without
+    CUDA raises there.
     """

@@ -20,8 +20,9 @@ def assign_draft_cache_locs_contiguous_cpu(
     [B * topk * num_steps].
 
     Valid for page size 1 or a chain; SGLang computes the other case itself
-    (speculative/eagle_worker_common.py:275) and refuses it on this back end
-    (arg_groups/speculative_hook.py:1268). Call site: kernels/ops/speculative/cache_locs.py:99.
+    (speculative/eagle_worker_common.py:275 page_size) and refuses it on this back end
+    (arg_groups/speculative_hook.py:1271 _PAGE_TREE_SPEC_BACKENDS). Call site:
+    kernels/ops/speculative/cache_locs.py:99 assign_draft_cache_locs_contiguous_cpu.
     """
     columns = seq_lens.long().unsqueeze(1) + torch.arange(topk * num_steps)
     out_cache_loc.copy_(req_to_token[req_pool_indices.long().unsqueeze(1), columns].flatten())
@@ -33,7 +34,8 @@ def assign_extend_cache_locs_cpu(
     """Slots of the tokens from start_offset to end_offset ([B]) of each request, one request after
     the other.
 
-    Call sites: kernels/ops/speculative/cache_locs.py:740, 763.
+    Call sites: kernels/ops/speculative/cache_locs.py:740 assign_extend_cache_locs_cpu,
+    kernels/ops/speculative/cache_locs.py:763 assign_extend_cache_locs_cpu.
     """
     for row, start, end, at in _spans(req_pool_indices, start_offset, end_offset):
         out_cache_loc[at : at + end - start] = req_to_token[row, start:end]
@@ -45,7 +47,7 @@ def assign_req_to_token_pool_cpu(
     """The reverse: new slots out_cache_loc, one request after the other, go into the table from
     start_offset to end_offset.
 
-    Call site: mem_cache/allocation.py:746.
+    Call site: mem_cache/allocation.py:746 assign_req_to_token_pool_cpu.
     """
     for row, start, end, at in _spans(req_pool_indices, start_offset, end_offset):
         req_to_token[row, start:end] = out_cache_loc[at : at + end - start]
@@ -59,7 +61,7 @@ def build_draft_decode_metadata_cpu(
 
     Branch t of a request owns num_steps slots, t * num_steps after its prefix of seq_lens [B]
     tokens.
-    Call site: layers/attention/intel_amx_backend.py:462.
+    Call site: layers/attention/intel_amx_backend.py:462 build_draft_decode_metadata.
     """
     table = req_to_token[req_pool_indices.long()].repeat_interleave(topk, 0)
     prefix = seq_lens.long().repeat_interleave(topk).unsqueeze(1)
@@ -72,7 +74,7 @@ def fill_accept_out_cache_loc_cpu(accept_index, out_cache_loc, accept_out_cache_
     """Slots of the accepted tokens, packed to the front: accept_index [B, steps + 1] numbers them,
     -1 is padding.
 
-    Call site: kernels/ops/speculative/eagle.py:80.
+    Call site: kernels/ops/speculative/eagle.py:80 fill_accept_out_cache_loc_cpu.
     """
     accepted = accept_index[accept_index >= 0].long()
     accept_out_cache_loc[: len(accepted)] = out_cache_loc[accepted]
@@ -82,7 +84,7 @@ def fill_bonus_tokens_cpu(accept_tokens, accept_lens, bonus_tokens, accept_strid
     """The last accepted token of each request: accept_tokens has accept_stride places a request,
     accept_lens [B] of them filled.
 
-    Call site: kernels/ops/speculative/eagle.py:40.
+    Call site: kernels/ops/speculative/eagle.py:40 fill_bonus_tokens_cpu.
     """
     last = torch.arange(len(accept_lens)) * accept_stride + accept_lens.long() - 1
     bonus_tokens.copy_(accept_tokens.flatten()[last])
@@ -93,8 +95,8 @@ def copy_all_layer_kv_cache_cpu(data_ptrs, strides, tgt_loc, src_loc) -> None:
     written.
 
     data_ptrs, strides: [buffers], the address of each buffer and the bytes of one row
-    (mem_cache/memory_pool.py:3468).
-    Call site: kernels/ops/kvcache/cache_move.py:191.
+    (mem_cache/memory_pool.py:3468 copy_all_layer_kv_cache_func).
+    Call site: kernels/ops/kvcache/cache_move.py:191 copy_all_layer_kv_cache_cpu.
     """
     if not len(tgt_loc):
         return
@@ -106,8 +108,8 @@ def copy_all_layer_kv_cache_cpu(data_ptrs, strides, tgt_loc, src_loc) -> None:
 
 
 def rotate_input_ids_cpu(*_, **__) -> None:
-    """Only multi-layer EAGLE calls it (kernels/ops/speculative/multi_layer_eagle.py:25), which is
-    not served here.
+    """Only multi-layer EAGLE calls it (kernels/ops/speculative/multi_layer_eagle.py:25
+    rotate_input_ids_cpu), which is not served here.
     """
     raise NotImplementedError("rotate_input_ids_cpu: multi-layer EAGLE has no CPU stand-in")
 

@@ -18,7 +18,7 @@ def fork_children(result, *args, **kwargs) -> None:
     from sglang.srt import plugins
 
     def as_spawned() -> None:
-        # load_plugins (plugins/__init__.py:115) would take the launcher's for the child's own
+        # plugins/__init__.py:103 load_plugins would take the launcher's for the child's own
         plugins._plugins_loaded = False
 
     os.register_at_fork(after_in_child=as_spawned)

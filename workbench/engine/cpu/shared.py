@@ -155,7 +155,7 @@ def of(group) -> Ranks | None:
 
 def hooks() -> list[Hook]:
     """Around what SGLang's compiled kernels would do themselves for all-reduce and all-gather
-    (parallel_state.py:696, 1426), and broadcast.
+    (parallel_state.py:697 shm_allreduce, parallel_state.py:1427 shm_allgather), and broadcast.
 
     Those kernels know one group a process, the target's; here each group has memory of its own.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-# sglang/kernels/ops/speculative/spec_tree.py:46, TreeMaskMode
+# sglang/kernels/ops/speculative/spec_tree.py:46 TreeMaskMode
 FULL_MASK, QLEN_ONLY = 0, 1
 
 
@@ -30,9 +30,9 @@ def build_tree_kernel_efficient_cpu(
     With N = draft_token_num, node i > 0 is the candidate numbered ``selected_index[b, i - 1]`` ([B,
     N - 1], ascending). The draft
     numbers its candidates step after step: topk in the first, then topk for each of the topk that
-    it kept in the step before (speculative/spec_utils.py:417). So candidate c was drafted from the
-    kept token c // topk, where 0 is node 0 and any other is candidate ``parent_list[b, c // topk]``
-    ([B, topk * (depth - 1) + 1], empty at depth 1).
+    it kept in the step before (speculative/spec_utils.py:417 _select_top_k_tokens_first). So
+    candidate c was drafted from the kept token c // topk, where 0 is node 0 and any other is
+    candidate ``parent_list[b, c // topk]`` ([B, topk * (depth - 1) + 1], empty at depth 1).
 
     Written in place: tree_mask, flat bool, what each node sees (its ancestors and itself; a
     FULL_MASK row starts with the request's prefix, left as it is); positions [B * N], depth in the
@@ -40,7 +40,7 @@ def build_tree_kernel_efficient_cpu(
     retrive_next_token and retrive_next_sibling [B, N], a node's first child and next sibling (their
     -1, none, is the caller's). A node whose parent was not selected is linked nowhere and sees node
     0 and itself.
-    Call site: sglang/kernels/ops/speculative/spec_tree.py:412.
+    Call site: sglang/kernels/ops/speculative/spec_tree.py:412 sgl_build_tree_kernel_efficient_cpu.
     Raises: NotImplementedError for the bit-packed mask.
     """
     if tree_mask_mode not in (FULL_MASK, QLEN_ONLY):
@@ -88,7 +88,7 @@ def verify_tree_greedy_cpu(
     int32, the target's token at each accepted node (the last is the bonus token); accept_index [B,
     steps + 1], batch numbers of the accepted nodes, node 0 first (padding is the caller's);
     accept_token_num [B], accepted drafts, the bonus not counted. Of two equal siblings the first is
-    taken. Call site: spec_tree.py:510.
+    taken. Call site: spec_tree.py:510 sgl_verify_tree_greedy_cpu.
     """
     longest = accept_index.shape[1] - 1
     wanted = target_predict.flatten().tolist()

@@ -4,7 +4,8 @@ plain torch.
 What is not here is missing as in any other package (``from sgl_kernel import X`` raises ImportError
 naming X), because SGLang takes its own torch code where an import or a probe fails. Above all
 ``convert_weight_packed`` must stay missing: it is what ``cpu_has_amx_support`` looks for
-(srt/utils/common.py:354), and with it SGLang would call some hundred further kernels.
+(srt/utils/common.py:354 _is_intel_amx_backend_available), and with it SGLang would call some
+hundred further kernels.
 """
 
 import torch
@@ -37,6 +38,6 @@ __all__ = [
     "verify_tree_greedy_cpu",
 ]
 
-# intel_amx_backend.py:58 takes these two as torch operators.
+# intel_amx_backend.py:58 decode_attention_cpu takes these two as torch operators.
 torch.ops.sgl_kernel.decode_attention_cpu = decode_attention_cpu
 torch.ops.sgl_kernel.extend_attention_cpu = extend_attention_cpu

@@ -5,8 +5,8 @@ name.
 from workbench.engine.cpu.absent import Absent, stand_in
 
 __version__ = "0.0.0"
-# SGLang hooks triton's kernel loading where it finds knobs (srt/utils/triton_load_watch.py:46), and
-# goes without where it does not.
+# SGLang hooks triton's kernel loading where it finds knobs (srt/utils/triton_load_watch.py:46
+# knobs), and goes without where it does not.
 __getattr__ = stand_in(__name__, missing=("knobs",))
 
 

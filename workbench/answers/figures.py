@@ -1,0 +1,339 @@
+"""Figures of recorded runs in the words of a written page: ratios, cycles, accept lengths, starts
+and what their answers are worth.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workbench.answers import memory_check
+from workbench.experiment import metrics, runlog
+from workbench.experiment.profile_sections import ROOT
+from workbench.run import recording
+from workbench.run.lab import Lab, reopen
+
+ABSENT = "–"
+_TIME = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+
+
+class Figures:
+    """What the recordings in a folder say: each public method is an expression of the sources under
+    docs/src.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.verdict = cache(lambda name: json.loads((folder / name / "verdict.json").read_text()))
+        self.run: Callable[[str], Lab] = cache(lambda name: reopen(folder / name))
+
+    # -------------------------------------------------------------- comparisons
+
+    def ratio(self, name: str, a: str, b: str, metric: str = "tokens_per_s") -> str:
+        """A ratio with its interval."""
+        return _interval(self._comparison(name, a, b, metric))
+
+    def percent(self, name: str, a: str, b: str, end: str = "resolution") -> str:
+        """A field of a comparison in percent: what the run could have seen, or how far an end of
+        the interval is from one.
+        """
+        value = self._comparison(name, a, b)[end]
+        return f"{100 * (value if end in ('resolution', 'level') else abs(1 - value)):.2g} %"
+
+    def ratio_table(self, rows: Iterable[Sequence[str]]) -> str:
+        """One row a comparison (recording, a, b, what it is): ratio, level, what was found, the arm
+        against itself, and whether comparison and run are valid.
+        """
+        told = []
+        for name, a, b, about in rows:
+            c = self._comparison(name, a, b)
+            control = c["control"] or self.verdict(name)["control"]
+            told.append(
+                (
+                    f"`{name}`: {about}",
+                    f"`{a}` ÷ `{b}`",
+                    _interval(c),
+                    f"{100 * c['level']:.3g} %",
+                    f"{c['pairs']} {'pairs' if c['method'] == 'paired' else 'starts'}",
+                    _found(c),
+                    _interval(control) if control else ABSENT,
+                    f"{_yes(c['valid'])} / {_yes(self.verdict(name)['valid'])}",
+                )
+            )
+        return table(
+            (
+                "recording",
+                "comparison",
+                "ratio of tokens/s",
+                "level",
+                "from",
+                "found",
+                "control",
+                "valid: ratio / run",
+            ),
+            told,
+        )
+
+    def pairs(self, name: str, a: str, b: str) -> int:
+        return self._comparison(name, a, b)["pairs"]
+
+    def control(self, name: str) -> str:
+        """How far the control's arm is from itself, in percent."""
+        return f"{100 * abs(self.verdict(name)['control']['ratio'] - 1):.1f} %"
+
+    def _comparison(self, name: str, a: str, b: str, metric: str = "tokens_per_s") -> dict:
+        found = [
+            c
+            for c in self.verdict(name)["comparisons"]
+            if (c["a"], c["b"], c["metric"], c["experiment"]) == (a, b, metric, "draft_tp")
+        ]
+        (one,) = found
+        return one
+
+    # -------------------------------------------------------------- one arm
+
+    def cycle(self, name: str, arm: str) -> str:
+        """Milliseconds of an arm's cycle."""
+        return f"{self._arm(name, arm)['cycle_ms']:.2f}"
+
+    def stage(self, name: str, arm: str, *stages: str) -> str:
+        """Milliseconds a cycle of some stages together."""
+        return f"{sum(self._arm(name, arm)['stage_ms'][stage] for stage in stages):.2f}"
+
+    def block_cycles(self, names: Sequence[str], arm: str) -> str:
+        """The shortest and longest cycle among an arm's blocks, in milliseconds."""
+        told = [
+            ms
+            for name in names
+            for block in metrics.Run(self.run(name).profile, self.run(name).records).blocks(
+                "draft_tp", arm
+            )
+            if (ms := metrics.cycle_ms([block]))
+        ]
+        return f"{min(told):.2f} to {max(told):.2f}"
+
+    def blocks(self, name: str, arm: str) -> int:
+        return self._arm(name, arm)["blocks"]
+
+    def accept_length(self, name: str, arm: str, interval: bool = True) -> str:
+        length = self._arm(name, arm)["accept"]["length"]
+        told = f"{length['value']:.2f}"
+        return f"{told} ({length['low']:.2f} to {length['high']:.2f})" if interval else told
+
+    def collectives(self, name: str, arm: str, stage: str = "draft") -> str:
+        return f"{self._arm(name, arm)['collectives_per_round'][stage]:g}"
+
+    def _arm(self, name: str, arm: str) -> dict[str, Any]:
+        return self.verdict(name)["arms"][arm]
+
+    # -------------------------------------------------------------- one run
+
+    def sentence(self, name: str) -> str:
+        """The verdict in a sentence."""
+        return self.verdict(name)["sentence"]
+
+    def setting(self, name: str, path: str) -> Any:
+        """A field of the profile, by its dotted path."""
+        found: Any = json.loads((self.folder / name / "profile.json").read_text())
+        for part in path.split("."):
+            found = found[part]
+        return found
+
+    def shape(self, path: str, *keys: str) -> int:
+        """A number of the config.json of a shape under fixtures/shapes."""
+        found: Any = json.loads((ROOT / "fixtures" / "shapes" / path / "config.json").read_text())
+        for key in keys:
+            found = found[key]
+        return found
+
+    def parity(self, name: str) -> dict[str, Any]:
+        """How many answers were compared, how many speculating arms gave shared's, and of how many
+        shared's differ from none's.
+        """
+        found = answers(self.folder / name)
+        none, shared = found.pop("none"), found.pop("shared")
+        return {
+            "of": len(shared),
+            "arms": len(found) + 1,
+            "as_shared": sum(own == shared for own in found.values()) + 1,
+            "differ": sum(none[key] != shared[key] for key in none),
+            "verdict": self.verdict(name)["parity"]["shared"],
+            "itself": self._itself(name),
+        }
+
+    def _itself(self, name: str) -> str:
+        """In how many answers none differs from itself."""
+        (own,) = [c for c in self.verdict(name)["parity_counts"] if c["arm"] == "none"]
+        return f"{own['own_mismatched']} of {own['own_compared']}"
+
+    def rounding(self, names: Sequence[str]) -> dict[str, Any]:
+        """Where answers of shared and none part: by how much the float32 target prefers one of the
+        two tokens, and the size of its logits, beside a step of bfloat16 there.
+        """
+        apart, best, step = parted([self.folder / name for name in names])
+        return {
+            "count": len(apart),
+            "apart": f"{min(apart):.3f} to {max(apart):.3f}",
+            "logits": f"{min(best):.1f} to {max(best):.1f}",
+            "step": step,
+        }
+
+    def traced(self, name: str, arm: str, kind: str, *stages: str) -> str:
+        """Milliseconds a cycle that the profiler's trace has of one class of kernels."""
+        parts = self.run(name).finding(f"trace {arm}")["parts"]
+        return f"{1e3 * sum(_seconds(parts[stage], kind) for stage in stages):.3f}"
+
+    def corrupted(self, name: str, arm: str) -> str:
+        """What the server with a corrupted rank was caught by, in its own words."""
+        found = self.run(name).finding(arm)
+        assert found["detected"]
+        return found["sentence"]
+
+    def starts(self, name: str, drafts: bool | None = None) -> str:
+        """Seconds from a server's start to its first answer, of those with a draft, without, or
+        all.
+        """
+        told = [
+            record.seconds
+            for record in self.run(name).records
+            if isinstance(record, runlog.Start) and drafts in (None, record.arms[0] != "none")
+        ]
+        low, high = f"{min(told):.0f}", f"{max(told):.0f}"
+        return low if low == high else f"{low} to {high}"
+
+    def log_gap(self, name: str, log: str, text: str) -> int:
+        """Seconds in a server's log before its first line with this text."""
+        before = None
+        for line in (self.folder / name / "logs" / log).read_text().splitlines():
+            at = (m := _TIME.match(line)) and datetime.fromisoformat(m[1])
+            if text in line:
+                return round((at - before).total_seconds())
+            before = at or before
+        raise LookupError(f"{log} has no line with {text!r}")
+
+    def latency(self, name: str, kind: str, size: int) -> str:
+        """Microseconds of a collective of that many bytes, as measured on the run's machine."""
+        found = [
+            dict(map(tuple, told["points"]))[size]
+            for told in self.run(name).finding("machine")["latencies"]
+            if told["kind"] == kind and told["points"]
+        ]
+        return f"{1e6 * found[0]:.0f}"
+
+    def apart_hours(self, first: str, later: str) -> str:
+        at = [datetime.fromisoformat(self.run(name).provenance["time"]) for name in (first, later)]
+        return f"{(at[1] - at[0]).total_seconds() / 3600:.0f}"
+
+    def memory_within(self) -> str:
+        """The largest miss of a predicted weight or KV pool on the GPUs, in percent. Every run gave
+        back what it took.
+        """
+        off = []
+        for name in self._gpu_runs():
+            table = memory_check.table(self.run(name))["off (%)"].dropna().abs()
+            off += table.tolist()
+            assert table.empty or self.run(name).finding("memory")["given_back"]
+        return f"{max(off):.2g} %"
+
+    def runs_table(self) -> str:
+        """One row a recording: when, from which sources, and which planned blocks it lacks."""
+        rows = []
+        for name in self._gpu_runs():
+            facts = self.run(name).provenance
+            lacks = [
+                f"{count} of `{arm}`" + ("" if experiment == "draft_tp" else f" ({experiment})")
+                for experiment, arms in (facts.get("missing") or {}).items()
+                for arm, count in arms.items()
+            ]
+            sources = facts.get("workbench_sources")
+            rows.append(
+                (
+                    f"`{name}`",
+                    facts["time"][:16].replace("T", " "),
+                    f"`{sources[:12]}`" if sources else "not kept",
+                    ", ".join(lacks) or "none",
+                )
+            )
+        return table(("recording", "measured (UTC)", "workbench sources", "blocks lacking"), rows)
+
+    def _gpu_runs(self) -> list[str]:
+        return [name for name in recording.names(self.folder) if name.startswith("h200")]
+
+
+def answers(folder: Path) -> dict[str, dict[tuple[str, int], tuple[int, ...]]]:
+    """{arm: {(prompt, requests at once): tokens}} of a recording's first parity blocks."""
+    found: dict[str, dict] = {}
+    for block in runlog.read(folder / "runs.jsonl"):
+        if block.kind == "block" and block.role == "parity" and block.pair == 0:
+            found.setdefault(block.arm, {}).update(
+                {(r.prompt, block.concurrency): r.output_ids for r in block.requests}
+            )
+    return found
+
+
+@cache
+def _target():
+    """The tiny target in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        ROOT / "fixtures/tiny/target", dtype=torch.float32
+    ).eval()
+
+
+def parted(folders: Iterable[Path]) -> tuple[list[float], list[float], float]:
+    """Where the tiny pair's answers of shared part from none's: how far the two tokens' logits are
+    from the largest at most, that largest, and bfloat16's step between 8 and 16.
+    """
+    import torch
+
+    prompts = {
+        p["id"]: p["input_ids"]
+        for p in json.loads((ROOT / "fixtures/tiny/heldout.json").read_text())
+    }
+    apart, best = [], []
+    for folder in folders:
+        found = answers(folder)
+        for key, none in found["none"].items():
+            if none == (other := found["shared"][key]):
+                continue
+            place = next(i for i, (a, b) in enumerate(zip(none, other)) if a != b)
+            with torch.inference_mode():
+                text = torch.tensor([prompts[key[0]] + list(none[:place])])
+                logits = _target()(text).logits[0, -1]
+            best.append(logits.max().item())
+            apart.append(max(best[-1] - logits[t].item() for t in (none[place], other[place])))
+    return apart, best, torch.finfo(torch.bfloat16).eps * 8
+
+
+def _interval(c: Mapping[str, Any]) -> str:
+    return f"{c['ratio']:.3f} ({c['low']:.3f} to {c['high']:.3f})"
+
+
+def _found(c: Mapping[str, Any]) -> str:
+    """A comparison in words."""
+    if not c["low"] <= 1 <= c["high"]:
+        return "**faster**" if c["low"] > 1 else "**slower**"
+    return f"not distinguishable; {100 * c['resolution']:.2g} % would have been seen"
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
+def _seconds(part: Mapping[str, Any], kind: str) -> float:
+    """Seconds a round that a stage of a trace has of one class."""
+    return part["seconds"].get(kind, 0) / part["rounds"]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(
+        f"| {' | '.join(cells)} |" if index != 1 else "|" + "---|" * len(columns)
+        for index, cells in enumerate([columns, (), *rows])
+    )
