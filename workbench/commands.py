@@ -57,8 +57,7 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> int:
-    from workbench.answers import budget, negative_control
-    from workbench.experiment import plans
+    from workbench.answers import budget, experiments, negative_control
     from workbench.experiment.profile import load
     from workbench.judge import told
     from workbench.predict import preflight
@@ -74,7 +73,7 @@ def measure(options: argparse.Namespace) -> int:
     ).why:  # else the log holds the machine's inputs now, as after 02_budget
         logging.getLogger(__name__).warning("there will be no prediction: %s", why)
     try:
-        lab.measure(plans.draft_tp(lab.profile, len(lab.prompts)))
+        experiments.measure(lab, "draft_tp")
         for sentence in negative_control.corrupted_rank(lab):
             print(sentence)
     except KeyboardInterrupt:

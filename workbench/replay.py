@@ -8,7 +8,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,10 @@ from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
 import workbench.report.lean_imports  # noqa: F401  (before papermill)
-from workbench.answers import collectives, negative_control
-from workbench.experiment import communication, plans, setting_sweep, sweeps
+from workbench.answers import negative_control
+from workbench.answers.experiments import EXPERIMENTS
+from workbench.experiment import plans
 from workbench.experiment.errors import BadInput
-from workbench.experiment.plans import Task
 from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import NEGATIVE, Block, Finding
 from workbench.judge import told
@@ -50,29 +50,20 @@ class Notebook:
     measures: str | None = None
 
 
-NOTEBOOKS = (
-    Notebook("01_probe"),
-    Notebook("02_budget"),
-    Notebook("03_baseline", measures="baseline"),
-    Notebook("04_draft_tp", measures="draft_tp"),
-    Notebook("05_steps", measures=sweeps.STEPS),
-    Notebook("06_collectives", measures=sweeps.COLLECTIVES),
-    Notebook("07_cycle"),
-    Notebook("08_report"),
+_MEASURED = {experiment.notebook: name for name, experiment in EXPERIMENTS.items()}
+NOTEBOOKS = tuple(
+    Notebook(name, measures=_MEASURED.get(name))
+    for name in (
+        "01_probe",
+        "02_budget",
+        "03_baseline",
+        "04_draft_tp",
+        "05_steps",
+        "06_collectives",
+        "07_cycle",
+        "08_report",
+    )
 )
-# What the notebooks that measure will measure, as far as the log has decided it.
-PLANS: dict[str, Callable[[Lab], Sequence[Task]]] = {
-    "03_baseline": lambda lab: plans.baseline(lab.profile, len(lab.prompts), lab.records),
-    "04_draft_tp": lambda lab: plans.draft_tp(lab.profile, len(lab.prompts)),
-    "05_steps": lambda lab: sweeps.steps(lab.profile, len(lab.prompts), lab.longest_prompt)(
-        lab.records
-    ),
-    "06_collectives": lambda lab: setting_sweep.collectives(
-        lab.profile,
-        len(lab.prompts),
-        communication.choose(collectives.facts(lab), lab.profile.sweep.settings)[0],
-    )(lab.records),
-}
 
 
 def missing(lab: Lab) -> dict[str, dict[str, int]]:
@@ -82,7 +73,9 @@ def missing(lab: Lab) -> dict[str, dict[str, int]]:
     begun = {r.experiment for r in lab.records if isinstance(r, Block)}
     ended = {r.experiment for r in lab.records if isinstance(r, Finding) and r.name == STOPPED}
     plans_left = {
-        n.measures: lab.left(PLANS[n.name](lab)) for n in NOTEBOOKS if n.measures in begun - ended
+        name: lab.left(experiment.tasks(lab))
+        for name, experiment in EXPERIMENTS.items()
+        if name in begun - ended
     }
     found = {
         experiment: dict(Counter(task.planned.arm for _, task in left))
@@ -230,8 +223,8 @@ def _left_s(lab: Lab, notebooks: Sequence[Notebook]) -> float | None:
     tasks = [
         task
         for notebook in notebooks
-        if notebook.name in PLANS
-        for _, task in lab.left(PLANS[notebook.name](lab))
+        if notebook.measures
+        for _, task in lab.left(EXPERIMENTS[notebook.measures].tasks(lab))
     ]
     return (
         plans.left_s(

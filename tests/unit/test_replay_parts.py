@@ -9,6 +9,7 @@ from simulated_replay import measured
 from simulated_sweeps import play
 
 from workbench import replay
+from workbench.answers.experiments import EXPERIMENTS
 from workbench.experiment import plans, runlog, sweeps
 from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.profile_sections import ROOT
@@ -65,12 +66,12 @@ def test_a_batch_of_every_notebook_has_no_widget(name):
 
 
 def test_every_notebook_that_measures_has_a_plan():
-    assert set(replay.PLANS) == {n.name for n in replay.NOTEBOOKS if n.measures}
+    assert set(EXPERIMENTS) == {n.measures for n in replay.NOTEBOOKS if n.measures}
 
 
 def test_what_is_left_is_known_from_the_log(tmp_path):
     done = measured(tmp_path / "done")
-    assert all(not done.left(plan(done)) for plan in replay.PLANS.values())
+    assert all(not done.left(each.tasks(done)) for each in EXPERIMENTS.values())
     assert replay._left_s(done, replay.NOTEBOOKS) is None
     part = lab.open_lab("cpu-tiny", tmp_path / "part")
     with RunLog(part.folder / "runs.jsonl") as file:

@@ -12,13 +12,13 @@ from simulated_runs import profile as sound_profile
 
 from tests.simulated import PROVENANCE, records
 from workbench import cli, publish
-from workbench.answers import collectives, probe, wiring
+from workbench.answers import collectives, experiments, probe, wiring
 from workbench.experiment import communication, plans, profile, runlog
 from workbench.experiment.errors import BadInput, WorkbenchError
 from workbench.experiment.runlog import Block, RunLog
 from workbench.judge.stopping import STOPPED
 from workbench.predict import preflight
-from workbench.replay import NOTEBOOKS, PLANS, missing
+from workbench.replay import NOTEBOOKS, missing
 from workbench.run import lab, provenance, recording
 from workbench.serving import gpus, server, server_log
 
@@ -46,7 +46,7 @@ def test_every_recording_gives_its_verdict_again(name, tmp_path):
     before = (run.folder / "runs.jsonl").read_bytes()
     for notebook in NOTEBOOKS:
         if notebook.measures in run.provenance["blocks"]:
-            run.measure(PLANS[notebook.name](run))
+            experiments.measure(run, notebook.measures)
     assert (
         probe.answer(probe.of(run))
         and isinstance(run.preflight(), list)
