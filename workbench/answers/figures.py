@@ -19,6 +19,7 @@ from workbench.run import recording
 from workbench.run.lab import Lab, reopen
 
 ABSENT = "–"
+_MAIN = "draft_tp"  # the experiment of 04_draft_tp
 _TIME = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 
 
@@ -37,13 +38,6 @@ class Figures:
     def ratio(self, name: str, a: str, b: str, metric: str = "tokens_per_s") -> str:
         """A ratio with its interval."""
         return _interval(self._comparison(name, a, b, metric))
-
-    def percent(self, name: str, a: str, b: str, end: str = "resolution") -> str:
-        """A field of a comparison in percent: what the run could have seen, or how far an end of
-        the interval is from one.
-        """
-        value = self._comparison(name, a, b)[end]
-        return f"{100 * (value if end in ('resolution', 'level') else abs(1 - value)):.2g} %"
 
     def ratio_table(self, rows: Iterable[Sequence[str]]) -> str:
         """One row a comparison (recording, a, b, what it is): ratio, level, what was found, the arm
@@ -79,9 +73,6 @@ class Figures:
             told,
         )
 
-    def pairs(self, name: str, a: str, b: str) -> int:
-        return self._comparison(name, a, b)["pairs"]
-
     def control(self, name: str) -> str:
         """How far the control's arm is from itself, in percent."""
         return f"{100 * abs(self.verdict(name)['control']['ratio'] - 1):.1f} %"
@@ -90,7 +81,7 @@ class Figures:
         found = [
             c
             for c in self.verdict(name)["comparisons"]
-            if (c["a"], c["b"], c["metric"], c["experiment"]) == (a, b, metric, "draft_tp")
+            if (c["a"], c["b"], c["metric"], c["experiment"]) == (a, b, metric, _MAIN)
         ]
         (one,) = found
         return one
@@ -111,7 +102,7 @@ class Figures:
             ms
             for name in names
             for block in metrics.Run(self.run(name).profile, self.run(name).records).blocks(
-                "draft_tp", arm
+                _MAIN, arm
             )
             if (ms := metrics.cycle_ms([block]))
         ]
@@ -168,7 +159,11 @@ class Figures:
 
     def _itself(self, name: str) -> str:
         """In how many answers none differs from itself."""
-        (own,) = [c for c in self.verdict(name)["parity_counts"] if c["arm"] == "none"]
+        (own,) = [
+            c
+            for c in self.verdict(name)["parity_counts"]
+            if (c["experiment"], c["arm"]) == (_MAIN, "none")
+        ]
         return f"{own['own_mismatched']} of {own['own_compared']}"
 
     def rounding(self, names: Sequence[str]) -> dict[str, Any]:
@@ -246,7 +241,7 @@ class Figures:
         for name in self._gpu_runs():
             facts = self.run(name).provenance
             lacks = [
-                f"{count} of `{arm}`" + ("" if experiment == "draft_tp" else f" ({experiment})")
+                f"{count} of `{arm}`" + ("" if experiment == _MAIN else f" ({experiment})")
                 for experiment, arms in (facts.get("missing") or {}).items()
                 for arm, count in arms.items()
             ]
@@ -269,7 +264,11 @@ def answers(folder: Path) -> dict[str, dict[tuple[str, int], tuple[int, ...]]]:
     """{arm: {(prompt, requests at once): tokens}} of a recording's first parity blocks."""
     found: dict[str, dict] = {}
     for block in runlog.read(folder / "runs.jsonl"):
-        if block.kind == "block" and block.role == "parity" and block.pair == 0:
+        if (
+            block.kind == "block"
+            and (block.experiment, block.role) == (_MAIN, "parity")
+            and block.pair == 0
+        ):
             found.setdefault(block.arm, {}).update(
                 {(r.prompt, block.concurrency): r.output_ids for r in block.requests}
             )
@@ -281,7 +280,9 @@ def _target():
     """The tiny target in float32."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     return AutoModelForCausalLM.from_pretrained(
         ROOT / "fixtures/tiny/target", dtype=torch.float32
     ).eval()
