@@ -27,10 +27,13 @@ from workbench.judge import narrowing
 from workbench.panel_html import (
     ENDED,
     STYLE,
+    as_yaml,
     checks_box,
     fault_box,
     log_box,
     narrowing_chart,
+    newest_log,
+    size_of,
     verdict_box,
 )
 from workbench.predict import preflight
@@ -173,20 +176,11 @@ class Panel:
     def _put(self, profile: Profile) -> None:
         sizes = [n for n in range(1, profile.tp) if profile.tp % n == 0]
         names = dict.fromkeys([*profile.plan.arms, "none", "shared", *(f"own-{n}" for n in sizes)])
+        order = {"none": 0, "shared": 1}
+        as_wide = {"indent": False, "layout": widgets.Layout(width="auto")}
         self.arms.children = [
-            widgets.Checkbox(
-                value=name in profile.plan.arms,
-                description=name,
-                indent=False,
-                layout=widgets.Layout(width="auto"),
-            )
-            for name in sorted(
-                names,
-                key=lambda name: (
-                    Arm.parse(name).placement != "none",
-                    Arm.parse(name).placement != "shared",
-                ),
-            )
+            widgets.Checkbox(value=name in profile.plan.arms, description=name, **as_wide)
+            for name in sorted(names, key=lambda name: order.get(Arm.parse(name).placement, 2))
         ]
         self.pairs.value, self.starts.value = profile.plan.pairs, profile.plan.starts
         self.budget.value, self.decided.value = profile.plan.budget_s or 0, profile.plan.stop
@@ -212,12 +206,8 @@ class Panel:
         with tickets.one_at_a_time(self.outputs):
             there = tickets.alive(self.outputs)
             self.folder = there or self._launch()
-        self._seen, self.chart.value, self.result.value, self.log.value = (
-            (),
-            "",
-            "",
-            "",
-        )  # nothing of the run before
+        # Nothing of the run before.
+        self._seen, self.chart.value, self.result.value, self.log.value = (), "", "", ""
         self.refresh()
         return self.folder
 
@@ -226,7 +216,9 @@ class Panel:
         folder = self.outputs / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         folder.mkdir(parents=True)
         changes = [
-            word for key, value in self.changes.items() for word in ("-p", f"{key}={_yaml(value)}")
+            word
+            for key, value in self.changes.items()
+            for word in ("-p", f"{key}={as_yaml(value)}")
         ]
         skipped = [
             word
@@ -295,9 +287,9 @@ class Panel:
         seen = (
             ticket,
             alive,
-            *(_size(self.folder / name) for name in ("runs.jsonl", tickets.LOG)),
+            *(size_of(self.folder / name) for name in ("runs.jsonl", tickets.LOG)),
             tickets.progress(self.folder),
-            _size(_newest(self.folder)),
+            size_of(newest_log(self.folder)),
         )
         if seen == self._seen:
             return
@@ -308,7 +300,7 @@ class Panel:
             else ""
         )
         self._show_progress(ticket, alive, tickets.progress(self.folder))
-        self.log.value = log_box(said, _newest(self.folder))
+        self.log.value = log_box(said, newest_log(self.folder))
         if (self.folder / "profile.json").exists():
             self._show_measured(alive)
 
@@ -354,17 +346,3 @@ class Panel:
         self.result.value = (
             verdict_box(lab) if not alive and (self.folder / "verdict.json").exists() else ""
         )
-
-
-def _newest(folder: Path) -> Path | None:
-    return max((folder / "logs").glob("*.log"), key=lambda path: path.stat().st_mtime, default=None)
-
-
-def _size(path: Path | None) -> int:
-    return path.stat().st_size if path and path.exists() else -1
-
-
-def _yaml(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(value)}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -106,3 +106,17 @@ def _table(frame: pd.DataFrame) -> str:
 
 def fault_box(error: WorkbenchError) -> str:
     return f"<span class='bad'>{escape(str(error))}</span>"
+
+
+def newest_log(folder: Path) -> Path | None:
+    return max((folder / "logs").glob("*.log"), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def size_of(path: Path | None) -> int:
+    return path.stat().st_size if path and path.exists() else -1
+
+
+def as_yaml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -51,18 +51,10 @@ class Notebook:
 
 
 _MEASURED = {experiment.notebook: name for name, experiment in EXPERIMENTS.items()}
+# Those with a number, in its order; the last one publishes.
 NOTEBOOKS = tuple(
-    Notebook(name, measures=_MEASURED.get(name))
-    for name in (
-        "01_probe",
-        "02_budget",
-        "03_baseline",
-        "04_draft_tp",
-        "05_steps",
-        "06_collectives",
-        "07_cycle",
-        "08_report",
-    )
+    Notebook(path.stem, measures=_MEASURED.get(path.stem))
+    for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 )
 
 

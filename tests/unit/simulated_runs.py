@@ -15,7 +15,7 @@ from pathlib import Path
 from workbench.experiment import schedule
 from workbench.experiment.arms import Arm
 from workbench.experiment.profile import Profile
-from workbench.experiment.runlog import Block, Failure, Finding, Line, Request, Start
+from workbench.experiment.runlog import NEGATIVE, Block, Failure, Finding, Line, Request, Start
 from workbench.experiment.schedule import Planned
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "refusals"
@@ -323,6 +323,27 @@ DEFECTS: dict[str, Callable[[list[Line]], list[Line]]] = {
                         "sentence": (
                             "The suspect is wiring: the server's histogram of correct drafts is not"
                             " the offline reference's."
+                        ),
+                    },
+                )
+            ]
+        )
+    ),
+    "negative_control": (
+        lambda rs: (
+            rs
+            + [
+                Finding(
+                    experiment=NEGATIVE,
+                    name="own-1+agreement=check",
+                    time=rs[-1].time,
+                    value={
+                        "detected": False,
+                        "rank": 1,
+                        "within_s": 59.4,
+                        "sentence": (
+                            "own-1+agreement=check, rank 1 corrupted on purpose: it served 4 rounds"
+                            " of requests unnoticed."
                         ),
                     },
                 )

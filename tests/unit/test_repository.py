@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -108,42 +109,76 @@ def test_sglangs_processes_load_no_notebook_or_table_package():
     )
 
 
-# What the outside may know of the engine: its orders and where its stand-ins lie, neither of which
-# touches SGLang.
-SHARED = {
+# What the outside may know of the engine: its orders, its tables and where its stand-ins lie, none
+# of which touches SGLang.
+SHARED = (
     "workbench.engine.orders",
     "workbench.engine.cpu.paths",
     "workbench.engine.stages",
     "workbench.engine.unsupported",
+)
+ROOMS = (
+    {"engine"},
+    {"experiment"},
+    {"judge", "serving"},
+    {"predict"},
+    {"run"},
+    {"report"},
+    {"answers"},
+    {"doors"},
+)
+FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in (ROOT / "workbench").rglob("*.py")
+    if "stand_ins" not in path.parts
 }
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "workbench").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_arrows_go_one_way(path: Path):
-    inside = "engine" in path.relative_to(ROOT).parts
+def room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in FLOOR else "doors"
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, wherever in it, type hints included."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        names = (
-            [a.name for a in node.names]
-            if isinstance(node, ast.Import)
-            else (
-                [f"{node.module}.{a.name}" for a in node.names] + [node.module]
-                if isinstance(node, ast.ImportFrom) and node.module
-                else []
-            )
-        )
-        for name in names:
-            if inside:
-                assert not name.startswith("workbench.") or name.startswith("workbench.engine"), (
-                    f"{path.name} imports {name}"
-                )
-            elif name.startswith("workbench.engine."):
-                assert any(
-                    name == allowed or name.startswith(allowed + ".") for allowed in SHARED
-                ), f"{path.name} imports {name}"
-            elif name.split(".")[0] == "sglang":
-                assert path.name == "probe_sglang.py", f"{path.name} imports {name}"
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            parts = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {part if part in MODULES else node.module for part in parts}
+    return found
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_arrows_go_one_way(module):
+    here = room(module)
+    for name in imported(MODULES[module]):
+        if name.startswith("workbench."):
+            there = room(name)
+            allowed = here == there or FLOOR[there] < FLOOR[here]
+            assert allowed, f"{module} imports {name}, which stands above or beside it"
+            if there == "engine" != here:
+                assert name in SHARED, f"{module} imports {name}"
+        elif name.split(".")[0] == "sglang" and here != "engine":
+            assert module == "workbench.answers.probe_sglang", f"{module} imports {name}"
+
+
+def test_no_module_is_in_a_circle():
+    inside = {name: imported(path) & set(MODULES) - {name} for name, path in MODULES.items()}
+    list(TopologicalSorter(inside).static_order())  # raises CycleError, naming the circle
+
+
+def test_the_house_stays_small():
+    top = [path for path in (ROOT / "workbench").iterdir() if path.name != "__pycache__"]
+    assert len(top) <= 16, sorted(path.name for path in top)
+    long = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert {name: lines for name, lines in long.items() if lines > 350} == {}
+    assert {path.name for path in (ROOT / "tests" / "unit").iterdir() if path.is_dir()} - {
+        "__pycache__"
+    } == set(FLOOR) - {"doors"}
 
 
 def test_modules_say_what_they_are_for():

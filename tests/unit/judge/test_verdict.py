@@ -21,7 +21,9 @@ from simulated_runs import (
 
 from workbench.experiment import runlog, schedule
 from workbench.experiment.runlog import Failure, Finding
+from workbench.judge import refusals
 from workbench.judge.comparisons import against_references
+from workbench.judge.refusal import KINDS, Refusal
 from workbench.judge.told import CPU_CAVEAT, exit_status, sentence
 from workbench.judge.verdict import judge
 
@@ -88,6 +90,13 @@ def test_a_corrupted_rank_that_was_caught_is_noted_and_one_that_was_not_spoils_t
         " caught 59 s after its start began."
     )
     assert (noted in verdict.notes) is caught
+
+
+def test_every_kind_of_refusal_has_a_fixture_and_no_other_is_made():
+    assert {path.stem for path in FIXTURES.glob("*.jsonl")} - {"sound"} == set(KINDS)
+    assert set(refusals.CHECKS) <= set(KINDS)
+    with pytest.raises(ValueError, match="no kind of refusal"):
+        Refusal("blue_moon", "It was blue.", "draft_tp")
 
 
 def test_the_fixtures_are_what_the_script_makes_and_say_so():
