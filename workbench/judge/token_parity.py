@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-
 from workbench.experiment.runlog import Block
 
 ALPHA = 0.05
