@@ -5,6 +5,7 @@ under pytest-xdist in each process.
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+import workbench.report.lean_imports  # noqa: F401  (before tests import nbformat)
 from workbench.experiment import profile
 from workbench.serving import server
 

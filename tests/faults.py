@@ -103,12 +103,17 @@ class Run:
     addresses: set[str] = field(default_factory=set)
     at: float | None = None
     kept: int = 0  # blocks in the log when it was struck
+    # Whether the run imports SGLang for itself, as a person's does, rather than be served by the
+    # fork server of the tests (workbench/serving/forkserver.py).
+    imports: bool = False
 
     def __enter__(self) -> Run:
         self.mark, self.out = uuid.uuid4().hex, self.folder.with_suffix(".said")
-        own = {
-            key: value for key, value in os.environ.items() if key != forkserver.VARIABLE
-        }  # a nursery of its own, as a person's run has
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if not (self.imports and key == forkserver.VARIABLE)
+        }
         command = [
             sys.executable,
             "-m",
@@ -124,7 +129,7 @@ class Run:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=own | {**self.environment, MARKER: self.mark},
+                env=inherited | {**self.environment, MARKER: self.mark},
             )
         return self
 
@@ -149,32 +154,38 @@ class Run:
         return [r for r in self.records if isinstance(r, Failure)]
 
     def mine(self) -> list[psutil.Process]:
-        """The live processes of the run: those marked, those that descend from them, and those that
-        once did.
+        """The live processes of the run: those marked, supervisors whose log is in its folder,
+        those that descend from them, and those that once did.
+
+        What a fork server forked shows the environment that this one was started with, so the mark
+        is not on it, and descends from it.
         """
-        mark = f"{MARKER}={self.mark}".encode()
-        for process in map(_process, psutil.pids()):
+        mark, parents = f"{MARKER}={self.mark}".encode(), {}
+        for pid in psutil.pids():  # read once a look: psutil's own children() reads all for each
+            place = Path(f"/proc/{pid}")
             try:
-                if (
-                    process
-                    and process.pid not in self.seen
-                    and mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-                ):
-                    self.seen[process.pid] = process
-            except OSError:
+                parents[pid] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                words = (place / "cmdline").read_bytes().split(b"\0")
+                supervises = b"workbench.serving.supervisor" in words
+                if supervises:
+                    _, log, address, *_ = words[words.index(b"workbench.serving.supervisor") + 1 :]
+                    if Path(log.decode()).is_relative_to(self.folder.resolve()):
+                        self.addresses.add(address.decode())
+                        self._see(pid)
+                if mark in (place / "environ").read_bytes().split(b"\0"):
+                    self._see(pid)
+            except (OSError, ValueError):
                 continue
-        for process in list(self.seen.values()):
-            try:
-                self.seen |= {
-                    child.pid: child
-                    for child in process.children(recursive=True)
-                    if child.pid not in self.seen
-                }
-                if "workbench.serving.supervisor" in (words := process.cmdline()):
-                    self.addresses.add(words[words.index("workbench.serving.supervisor") + 3])
-            except psutil.Error:
-                continue
+        found = len(self.seen) - 1
+        while found < (found := len(self.seen)):
+            for pid, parent in parents.items():
+                if parent in self.seen and pid not in self.seen and _alive(self.seen[parent]):
+                    self._see(pid)
         return [process for process in self.seen.values() if _alive(process)]
+
+    def _see(self, pid: int) -> None:
+        if pid not in self.seen and (process := _process(pid)):
+            self.seen[pid] = process
 
     def victim(self, name: str) -> psutil.Process | None:
         for process in self.mine():

@@ -4,6 +4,9 @@ what the run is worth at the end.
 
 from __future__ import annotations
 
+import workbench.report.lean_imports  # noqa: F401  (before papermill, which isort would put first)
+
+# isort: split
 import json
 import logging
 import os
@@ -21,7 +24,6 @@ from nbclient.exceptions import DeadKernelError
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
-import workbench.report.lean_imports  # noqa: F401  (before papermill)
 from workbench.answers import negative_control
 from workbench.answers.experiments import EXPERIMENTS
 from workbench.experiment import plans

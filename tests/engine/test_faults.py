@@ -78,6 +78,8 @@ KILLS = [
     ),
     Fault("launcher", "stop", 3, "", "nothing: all was measured"),
 ]
+# A run that loses its fork server, or that is to take it along, has one of its own.
+OWNERS = ("nursery", "replay")
 STATUS = {"replay": -signal.SIGKILL, "kernel": 1}
 # Killed before it has forked a server, a nursery is done without.
 SPARED = [
@@ -154,7 +156,7 @@ def killed(fault: Fault, folder: Path) -> tuple[Run, Ended]:
     # A machine is measured once: where that is struck, a setting that no NCCL knows makes it
     # another one (workbench/predict/machine.py, name_of).
     another = {"NCCL_FAULT_TEST": folder.parent.name} if "machine" in fault.victim else {}
-    with Run(folder, arguments(fault), another) as run:
+    with Run(folder, arguments(fault), another, imports=fault.victim in OWNERS) as run:
         run.strike(fault)
         return run, run.ended()
 
@@ -260,7 +262,7 @@ def told():
 time.time = told
 """)
     (place / "offset").write_text("0")
-    with Run(folder, arguments(fault), {"PYTHONPATH": str(place)}) as run:
+    with Run(folder, arguments(fault), {"PYTHONPATH": str(place)}, imports=True) as run:
         run.until(lambda: run.reached("block"))
         (place / "offset").write_text("-3600")
         run.struck()
@@ -417,7 +419,7 @@ def test_a_stray_server_that_answers_like_ours_is_never_measured(tmp_path, monke
     stray.server_close()
 
 
-@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [4, pytest.param(100, marks=pytest.mark.long)])
 def test_starts_and_stops_of_real_servers_leave_counts_as_they_were(times, tmp_path):
     tiny, seen, own = profile.load("cpu-tiny", {"tp": 1}), [], psutil.Process()
     for number in range(times):

@@ -4,8 +4,14 @@ import pytest
 from replaying import Replayed, replay
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _import(imported_once):
+    """Every replay here is served by the one import of SGLang; that a run makes one of its own is
+    what tests/engine/test_faults.py has."""
+
+
 @pytest.fixture(scope="session")
-def replayed(tmp_path_factory, imported_once) -> Replayed:
+def replayed(tmp_path_factory) -> Replayed:
     """What ``make replay`` does, in a folder of its own."""
     return replay(tmp_path_factory.mktemp("run") / "tiny")
 

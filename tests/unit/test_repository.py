@@ -109,6 +109,16 @@ def test_sglangs_processes_load_no_notebook_or_table_package():
     )
 
 
+def test_no_grammar_of_iris_is_built_whatever_is_imported_first():
+    """An order of imports that a formatter changes costs every notebook and command seconds."""
+    for module in ("workbench.publish", "workbench.replay", "workbench.panel"):
+        code = f"import sys, {module}; print('jsonschema' in sys.modules, 'lark' in sys.modules)"
+        said = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        assert said.split() == ["True", "False"], module
+
+
 # What the outside may know of the engine: its orders, its tables and where its stand-ins lie, none
 # of which touches SGLang.
 SHARED = (

@@ -9,7 +9,10 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterable
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -52,7 +55,8 @@ def install(hooks: Iterable[Hook]) -> tuple[str, ...]:
     for hook in hooks:
         _check(hook)
         HookRegistry.register(hook.target, hook.function, HookType(hook.kind))
-    HookRegistry.apply_hooks()
+    with _propagated_at_once():
+        HookRegistry.apply_hooks()
     for hook in hooks:
         # functools.wraps leaves the original behind: a target without it was not wrapped.
         if not hasattr(_resolve(hook.target), "__wrapped__"):
@@ -60,6 +64,33 @@ def install(hooks: Iterable[Hook]) -> tuple[str, ...]:
                 f"the hook on {hook.target} was not applied: see the log above for SGLang's reason"
             )
     return tuple(dict.fromkeys(hook.target for hook in hooks))
+
+
+@contextmanager
+def _propagated_at_once() -> Iterator[None]:
+    """Inside, SGLang looks once for names bound to what it patches, instead of once a target.
+
+    Each look reads every name of every module, which costs a rank that is forked a copy of the
+    memory that they lie in: together as much as the rest of its start.
+    """
+    from sglang.srt.plugins import hook_registry
+
+    each, patched = hook_registry._propagate_patch, {}
+
+    def later(original: object, wrapped: object, source: object) -> int:
+        patched[id(original)] = original, wrapped, source
+        return 0
+
+    hook_registry._propagate_patch = later
+    try:
+        yield
+    finally:
+        hook_registry._propagate_patch = each
+    for module in list(sys.modules.values()):
+        if isinstance(module, types.ModuleType):
+            for name, value in list(vars(module).items()):
+                if id(value) in patched and module is not patched[id(value)][2]:
+                    setattr(module, name, patched[id(value)][1])
 
 
 def _joined(hooks: Iterable[Hook]) -> tuple[Hook, ...]:

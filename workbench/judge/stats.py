@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize, special, stats
+from scipy import special
 
 ALPHA, POWER = 0.05, 0.80
 LEVEL = 1 - ALPHA
@@ -99,6 +99,8 @@ def paired_ratio(
         return PairedRatio(
             t, Interval(t.ratio, t.ratio, t.ratio, level, "BCa bootstrap over pairs", len(x))
         )
+    from scipy import stats  # half a second of a core, which only a judgement needs
+
     found = stats.bootstrap(
         (x,),
         np.mean,
@@ -270,6 +272,8 @@ def should_stop(
 
 @lru_cache(maxsize=4096)
 def _noncentrality(df: float, level: float, power: float) -> float:
+    from scipy import optimize, stats
+
     bound = special.stdtrit(df, (1 + level) / 2)
     guess = bound + special.stdtrit(
         df, power

@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scipy import stats
-
 from workbench.experiment.runlog import Block
 
 ALPHA = 0.05
@@ -75,6 +73,8 @@ def compare(
     if not common or not broken and excess and not own:
         result = "not checked"
     else:
+        from scipy import stats  # half a second of a core, which only a judgement needs
+
         table = [[excess, others - excess], [_mismatched(own), len(own) - _mismatched(own)]]
         result = (
             "differs"

@@ -9,7 +9,6 @@ import pandas as pd
 import vl_convert
 from IPython.display import SVG
 
-import workbench.report.lean_imports  # noqa: F401  (before altair)
 from workbench.report import cells, tables
 
 WIDE, NARROW = 720, 340  # pixels of a whole chart: on a page or a screen, on a phone

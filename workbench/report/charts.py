@@ -10,7 +10,6 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-import workbench.report.lean_imports  # noqa: F401  (before altair)
 from workbench.report import cells, log_tables
 from workbench.report.chart_parts import (
     ARM_COLOURS,

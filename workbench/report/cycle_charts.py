@@ -5,7 +5,6 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-import workbench.report.lean_imports  # noqa: F401  (before altair)
 from workbench.report.chart_parts import (
     ARM_COLOURS,
     BAND,

@@ -33,7 +33,14 @@ from workbench.engine import orders
 from workbench.serving import supervisor
 
 VARIABLE = "DRAFT_TP_NURSERY"  # its address, for the processes that its owner starts
-_IMPORTS = ("sglang.launch_server", "sglang.srt.entrypoints.http_server")
+# A server's launcher, and what each of its ranks would import by itself: the worker, and every
+# model that SGLang knows, which the registry imports to find one.
+_IMPORTS = (
+    "sglang.launch_server",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.speculative.eagle_worker_v2",
+    "sglang.srt.models.registry",
+)
 _SERVER = ["-m", "sglang.launch_server"]
 _NAMELESS = "-" * 12  # as long as a server's identity, which takes its place
 # What a server reads when it starts, not when it is imported: orders, a rank's cores
