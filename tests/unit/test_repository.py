@@ -65,6 +65,14 @@ def test_the_named_packages_are_there():
     }
 
 
+@pytest.mark.parametrize("how", ["check", "format --check"])
+def test_the_code_is_as_make_lint_wants_it(how):
+    code = ["workbench", "tests", "fixtures/training"]
+    command = [sys.executable, "-m", "ruff", *how.split(), *code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
 def test_ci_calls_the_one_test_command():
     assert re.search(r"^exec make test$", (ROOT / ".ci" / "run").read_text(), re.M)
 
