@@ -12,7 +12,7 @@ from workbench.answers import memory_check
 from workbench.experiment import profile
 from workbench.experiment.arms import Arm
 from workbench.experiment.runlog import Request, RunLog, Start
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 from workbench.serving import client, server
 
 TOKENS = 32
@@ -81,4 +81,4 @@ def memory(up: server.Server, chosen: profile.Profile, folder: Path) -> pd.DataF
                 **server.describe(up.launch),
             )
         )
-    return memory_check.table(Lab(chosen, folder))
+    return memory_check.table(Run(chosen, folder))

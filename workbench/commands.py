@@ -19,7 +19,7 @@ OUTPUTS = ROOT / "outputs"
 
 
 if TYPE_CHECKING:
-    from workbench.run.lab import Lab
+    from workbench.run.lab import Run
 
 
 def replay(options: argparse.Namespace) -> int:
@@ -163,7 +163,7 @@ def report(options: argparse.Namespace) -> int:
     return max(told.exit_status(first.verdict), told.exit_status(second.verdict))
 
 
-def _run(name: str) -> Lab:
+def _run(name: str) -> Run:
     """The lab of a run's folder, or of a recording by its name."""
     from workbench.run import recording
     from workbench.run.lab import reopen

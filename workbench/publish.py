@@ -11,10 +11,10 @@ import pandas as pd
 from workbench.answers import budget, cycle_check, steps
 from workbench.experiment.errors import BadInput
 from workbench.report import report, two_runs
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 
-def publish(lab: Lab) -> dict[str, Any]:
+def publish(lab: Run) -> dict[str, Any]:
     """Write verdict.json and report.html into the run's folder; returns the verdict's content."""
     records = lab.records
     judged = lab.verdict.to_json()
@@ -32,7 +32,7 @@ def publish(lab: Lab) -> dict[str, Any]:
     return judged
 
 
-def _cycles(lab: Lab, judged: dict[str, Any]) -> pd.DataFrame | None:
+def _cycles(lab: Run, judged: dict[str, Any]) -> pd.DataFrame | None:
     """Stages measured beside predicted, where the log holds this machine's inputs; a report
     measures nothing.
     """
@@ -42,7 +42,7 @@ def _cycles(lab: Lab, judged: dict[str, Any]) -> pd.DataFrame | None:
     return None if basis.inputs is None else cycle_check.bars(lab, judged, basis)
 
 
-def _sweep_map(lab: Lab) -> pd.DataFrame | None:
+def _sweep_map(lab: Run) -> pd.DataFrame | None:
     """The candidates of the search over steps; None for a run without a draft."""
     try:
         return steps.sweep_map(lab.profile, lab.records)
@@ -50,13 +50,13 @@ def _sweep_map(lab: Lab) -> pd.DataFrame | None:
         return None
 
 
-def beside(a: Lab, b: Lab, out: Path) -> str:
+def beside(a: Run, b: Run, out: Path) -> str:
     """Write the page that puts two runs side by side; returns what it says in one sentence.
 
     Raises: BadInput when the page cannot be written.
     """
     runs = [
-        two_runs.Run(
+        two_runs.Side(
             lab.folder.name,
             lab.verdict.to_json(),
             lab.provenance,

@@ -34,7 +34,7 @@ from workbench.judge import told
 from workbench.judge.stopping import STOPPED
 from workbench.publish import publish
 from workbench.run import recording, ticket
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 from workbench.serving import server
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ NOTEBOOKS = tuple(
 )
 
 
-def missing(lab: Lab) -> dict[str, dict[str, int]]:
+def missing(lab: Run) -> dict[str, dict[str, int]]:
     """{experiment: {arm: blocks that its plan has and the log has not}} of the experiments in the
     log that no rule of the plan ended, with the
     negative control where it was asked for; empty for a run that came to its end."""
@@ -81,7 +81,7 @@ def missing(lab: Lab) -> dict[str, dict[str, int]]:
     return found
 
 
-def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int:
+def replay(lab: Run, *, resume: bool = False, skip: Collection[str] = ()) -> int:
     """Execute the notebooks into the run's folder; returns the exit status: 0 valid, 1 a notebook
     failed, 3 finished but not valid.
 
@@ -138,7 +138,7 @@ def replay(lab: Lab, *, resume: bool = False, skip: Collection[str] = ()) -> int
 
 
 def _notebooks(
-    lab: Lab, claim: ticket.Claim, chosen: Sequence[Notebook], resume: bool
+    lab: Run, claim: ticket.Claim, chosen: Sequence[Notebook], resume: bool
 ) -> list[str]:
     """Execute them in order; returns the names of those that failed or were left out. The others go
     on.
@@ -169,7 +169,7 @@ def _notebooks(
     return failed
 
 
-def _render(lab: Lab, chosen: Sequence[Notebook], resume: bool) -> list[str]:
+def _render(lab: Run, chosen: Sequence[Notebook], resume: bool) -> list[str]:
     """The notebooks of a recording, a few at once since none adds to the log; returns the names of
     those that failed.
     """
@@ -199,7 +199,7 @@ def _render(lab: Lab, chosen: Sequence[Notebook], resume: bool) -> list[str]:
             raise
 
 
-def _applies(notebook: Notebook, lab: Lab) -> bool:
+def _applies(notebook: Notebook, lab: Run) -> bool:
     if lab.recording and notebook.measures and notebook.measures not in lab.provenance["blocks"]:
         log.info(
             "%s is left out: the recording holds no block of %s", notebook.name, notebook.measures
@@ -208,7 +208,7 @@ def _applies(notebook: Notebook, lab: Lab) -> bool:
     return True
 
 
-def _left_s(lab: Lab, notebooks: Sequence[Notebook]) -> float | None:
+def _left_s(lab: Run, notebooks: Sequence[Notebook]) -> float | None:
     """Seconds of measuring that are left in these notebooks, as far as their plans are decided;
     None before anything was measured.
     """
@@ -229,7 +229,7 @@ def _left_s(lab: Lab, notebooks: Sequence[Notebook]) -> float | None:
     )
 
 
-def _published(lab: Lab, judged: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+def _published(lab: Run, judged: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     judged = judged or publish(lab)
     log.info("%s", judged["sentence"])
     log.info("report: %s", lab.folder / "report.html")
@@ -262,7 +262,7 @@ def batch(notebook: NotebookNode) -> NotebookNode:
     return NotebookNode({**notebook, "cells": kept})
 
 
-def _execute(notebook: Notebook, lab: Lab, output: Path) -> bool:
+def _execute(notebook: Notebook, lab: Run, output: Path) -> bool:
     # A notebook that fails is kept, executed up to its error, by papermill itself. It runs in a
     # thread, since nbclient takes over the signals of the main one and then tells an interrupt as a
     # dead kernel.

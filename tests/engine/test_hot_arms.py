@@ -59,7 +59,7 @@ def check(up, name: str, tiny, heldout, references, collectives: tuple[int, int]
     """
     speculation = asked(tiny, name)
     before = client.switch(up.url, name, 30)
-    assert attestation.not_in_force(Arm.parse(name), before["in_force"], tiny.tp, speculation) == []
+    assert attestation.inactive_on(Arm.parse(name), before["active"], tiny.tp, speculation) == []
     alone, together = ask(up, heldout[:3]), ask(up, heldout[:3], concurrency=4)
     rounds, said = per_round(up, before["counts"]), client.server_info(up.url)["draft_tp"]
     expected = references[3]
@@ -179,9 +179,9 @@ def test_a_busy_server_refuses_at_once_or_waits_and_the_request_is_not_harmed(ho
         with pytest.raises(ServerFailed, match="requests are in work"):
             client.switch(hot.url, "own-1", 0)
         assert (
-            attestation.not_in_force(
+            attestation.inactive_on(
                 Arm.parse("shared"),
-                client.server_info(hot.url)["draft_tp"]["in_force"],
+                client.server_info(hot.url)["draft_tp"]["active"],
                 2,
                 asked(tiny, "shared"),
             )
@@ -191,8 +191,7 @@ def test_a_busy_server_refuses_at_once_or_waits_and_the_request_is_not_harmed(ho
         answer = sent.result()[0]
     assert (answer.output_ids, answer.histogram) == (undisturbed.output_ids, undisturbed.histogram)
     assert (
-        attestation.not_in_force(Arm.parse("own-1"), said["in_force"], 2, asked(tiny, "own-1"))
-        == []
+        attestation.inactive_on(Arm.parse("own-1"), said["active"], 2, asked(tiny, "own-1")) == []
     )
     # One attempt a call, and then one deferred flush to wait with: asking again and again would
     # hold the request up.
@@ -236,8 +235,8 @@ def test_a_switch_fired_together_with_requests_never_corrupts_one(hot, tiny, hel
             assert outcome == arms[number % 3] or "requests are in work" in outcome
             said = client.server_info(hot.url)["draft_tp"]
             assert (
-                attestation.not_in_force(
-                    Arm.parse(said["arm"]), said["in_force"], 2, asked(tiny, said["arm"])
+                attestation.inactive_on(
+                    Arm.parse(said["arm"]), said["active"], 2, asked(tiny, said["arm"])
                 )
                 == []
             )
@@ -298,7 +297,7 @@ def test_a_refusal_of_one_rank_and_a_stale_state_are_seen(
             client.switch(up.url, "own-1+steps=2", 30)
         said = client.server_info(up.url)["draft_tp"]
         assert (
-            attestation.not_in_force(Arm.parse("own-1"), said["in_force"], 2, asked(tiny, "own-1"))
+            attestation.inactive_on(Arm.parse("own-1"), said["active"], 2, asked(tiny, "own-1"))
             == []
         )
         answers = ask(up, heldout[:3])
@@ -310,8 +309,8 @@ def test_a_refusal_of_one_rank_and_a_stale_state_are_seen(
         for arm in ("shared+steps=2", "own-1"):
             client.switch(up.url, arm, 30)
         before = client.switch(up.url, "shared", 30)
-        found = attestation.not_in_force(
-            Arm.parse("shared"), before["in_force"], 2, asked(tiny, "shared")
+        found = attestation.inactive_on(
+            Arm.parse("shared"), before["active"], 2, asked(tiny, "shared")
         )
         assert "rank 0 runs with steps 2 where 3 was ordered" in found
 
@@ -372,8 +371,7 @@ def test_trees_share_a_server(tiny, heldout, references, logfolder):
         for arm in wide:
             before = client.switch(up.url, arm, 30)
             assert (
-                attestation.not_in_force(Arm.parse(arm), before["in_force"], 2, asked(tiny, arm))
-                == []
+                attestation.inactive_on(Arm.parse(arm), before["active"], 2, asked(tiny, arm)) == []
             )
             answers = ask(up, heldout[:3])
             assert [a.output_ids for a in answers] == [d.output_ids for d in references[3]]

@@ -10,7 +10,7 @@ from simulated_sweeps import play, steps_of
 
 from workbench.experiment import plans, setting_sweep, sweeps
 from workbench.experiment.runlog import Block, Finding, RunLog
-from workbench.run.lab import Lab, open_lab
+from workbench.run.lab import Run, open_lab
 
 LABEL = Finding(
     experiment="simulated",
@@ -20,7 +20,7 @@ LABEL = Finding(
 )
 
 
-def measured(folder: Path, profile: str = "cpu-tiny") -> Lab:
+def measured(folder: Path, profile: str = "cpu-tiny") -> Run:
     """The lab of such a folder. Answers that are compared have no histogram, so that nothing holds
     them against the real pair.
     """

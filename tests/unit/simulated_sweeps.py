@@ -29,7 +29,7 @@ def play(
     most: int = 10**9,
     seed: int = 8,
 ) -> list[Line]:
-    """The log of a plan as Lab.measure would write it. speed: how many times as fast as the
+    """The log of a plan as Run.measure would write it. speed: how many times as fast as the
     simulated cycle; noise, spread: of a block's and a start's log time; failing: arms whose
     server does not start; most: blocks after which it is interrupted.
     """

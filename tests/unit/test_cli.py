@@ -180,7 +180,7 @@ def test_blocks_measured_without_notebooks_have_their_machines_inputs(
         ),
     )
     monkeypatch.setattr(measure_machine, "of", lambda chosen: inputs)
-    monkeypatch.setattr(lab.Lab, "measure", lambda self, tasks: tasks)
+    monkeypatch.setattr(lab.Run, "measure", lambda self, tasks: tasks)
     assert (
         cli.main(["measure", "cpu-tiny", "--out", str(tmp_path / "run")]) == 3
     )  # nothing was compared
@@ -199,7 +199,7 @@ def test_blocks_that_are_stopped_say_so_in_the_log(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(budget, "basis", lambda run: budget.Basis(why="not needed"))
-    monkeypatch.setattr(lab.Lab, "measure", one_block_and_stopped)
+    monkeypatch.setattr(lab.Run, "measure", one_block_and_stopped)
     assert cli.main(["measure", "cpu-tiny", "--out", str(tmp_path / "run")]) == 130
     block, stop = runlog.read(tmp_path / "run" / "runs.jsonl")
     assert (stop.kind, stop.what, stop.experiment, stop.arm) == (

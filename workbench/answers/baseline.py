@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from workbench.experiment import metrics
 from workbench.experiment.runlog import Block
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 
-def baseline(lab: Lab) -> str:
+def baseline(lab: Run) -> str:
     """03_baseline: throughput without speculation, and how far the arm differs from itself."""
     blocks = [
         b

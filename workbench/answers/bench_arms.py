@@ -21,7 +21,7 @@ from workbench.experiment.plans import WARMUP_REQUESTS, Task
 from workbench.experiment.runlog import Block, Line, Start
 from workbench.judge import stats
 from workbench.report import chart_parts, sweep_charts
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 HOT, RESTARTS = "bench_hot", "bench_restarts"
 WAYS = {HOT: "hot arms", RESTARTS: "restarts"}
@@ -59,7 +59,7 @@ class Gain:
     level: float
 
 
-def tasks(lab: Lab, a: str, b: str, pairs: int, starts: int) -> list[Task]:
+def tasks(lab: Run, a: str, b: str, pairs: int, starts: int) -> list[Task]:
     """Pairs of blocks in one server that holds both arms, then as many starts a side, each with the
     blocks of the profile.
     """
@@ -156,11 +156,11 @@ def table(points: Sequence[Point]) -> pd.DataFrame:
     )
 
 
-def arms(lab: Lab, a: str = "own-1", b: str = "shared", pairs: int = 12, starts: int = 4) -> str:
+def arms(lab: Run, a: str = "own-1", b: str = "shared", pairs: int = 12, starts: int = 4) -> str:
     """Measure both ways what is not in the run's log yet; leaves bench.json and bench.svg in its
     folder and returns the sentence.
 
-    Raises: as ``Lab.measure``; WorkbenchError when a way has fewer than two units.
+    Raises: as ``Run.measure``; WorkbenchError when a way has fewer than two units.
     """
     lab.measure(tasks(lab, a, b, pairs, starts))
     curves = [

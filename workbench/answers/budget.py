@@ -27,12 +27,12 @@ from workbench.predict.basis import Basis
 from workbench.predict.cycle_time import Prediction
 from workbench.predict.machine import Machine
 from workbench.report.cells import number
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 CPU_CAVEAT = " Measured on the CPU engine: not a statement about GPUs."
 
 
-def basis(run: Lab) -> Basis:
+def basis(run: Run) -> Basis:
     """The inputs kept in the run's log; else those of this machine, which are measured where they
     never were, and kept in the log.
 
@@ -58,11 +58,11 @@ def basis(run: Lab) -> Basis:
     except WorkbenchError as error:
         return Basis(why=str(error).rstrip("."))
     if kept is None:
-        run.find("budget", "machine", inputs.to_json())
+        run.record_finding("budget", "machine", inputs.to_json())
     return Basis(inputs, target, draft, host=told, host_from=told_by)
 
 
-def context(run: Lab) -> float:
+def context(run: Run) -> float:
     """Tokens of KV that a request of the workload holds half way through its answer, on average
     over the prompts.
     """
@@ -72,7 +72,7 @@ def context(run: Lab) -> float:
     )
 
 
-def numbers(run: Lab, verdict: Mapping[str, Any], found: Basis = Basis()) -> ceilings.Numbers:
+def numbers(run: Run, verdict: Mapping[str, Any], found: Basis = Basis()) -> ceilings.Numbers:
     """The numbers of the ceilings: this run's where none and shared were measured, else those
     of the field report that started this (Kimi-K2.5, EAGLE-3, TP8 over PCIe); ``source`` says
     which.
@@ -109,7 +109,7 @@ def numbers(run: Lab, verdict: Mapping[str, Any], found: Basis = Basis()) -> cei
         )
 
 
-def collectives(run: Lab, facts: Mapping[str, Any], found: Basis) -> float | None:
+def collectives(run: Run, facts: Mapping[str, Any], found: Basis) -> float | None:
     """Collectives of shared's drafting a cycle: as counted in the server, or where graphs hide them
     from that by its source.
     """
@@ -123,12 +123,12 @@ def collectives(run: Lab, facts: Mapping[str, Any], found: Basis) -> float | Non
     )
 
 
-def _drafting(run: Lab, found: Basis) -> list[stage_work.Work]:
+def _drafting(run: Run, found: Basis) -> list[stage_work.Work]:
     works = stage_work.stages(run.profile, found.target, found.draft, Arm("shared"))
     return [works[stage] for stage in stage_table.DRAFTING]
 
 
-def collective_s(run: Lab, found: Basis) -> float:
+def collective_s(run: Run, found: Basis) -> float:
     """Mean seconds of one collective of shared's drafting, by the machine's latencies."""
     works = _drafting(run, found)
     count = sum(c.count for work in works for c in work.collectives)
@@ -139,7 +139,7 @@ def collective_s(run: Lab, found: Basis) -> float:
     )
 
 
-def placements(run: Lab, found: Basis) -> dict[str, Prediction]:
+def placements(run: Run, found: Basis) -> dict[str, Prediction]:
     """{arm: its predicted cycle} for shared and every own-N; empty without a basis."""
     return (
         {}
@@ -216,7 +216,7 @@ def placement_bars(predictions: Mapping[str, Prediction]) -> pd.DataFrame:
 
 
 def verify_table(
-    run: Lab, found: Basis, widths: Sequence[int] = tuple(range(1, 9))
+    run: Run, found: Basis, widths: Sequence[int] = tuple(range(1, 9))
 ) -> pd.DataFrame:
     """One row a width (1 among them): the predicted time of a verify of so many tokens and, for a
     mixture, how many experts of a layer it reads.
@@ -247,7 +247,7 @@ def verify_table(
     )
 
 
-def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
+def answer(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
     """02_budget's answer, in words."""
     said = ceilings.sentence(numbers(run, verdict, found))
     predictions = placements(run, found)
@@ -266,7 +266,7 @@ def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
     )
 
 
-def caveat(run: Lab) -> str:
+def caveat(run: Run) -> str:
     """What a figure of the CPU engine must be read with; nothing on GPUs."""
     return CPU_CAVEAT if run.profile.engine == "cpu" else ""
 

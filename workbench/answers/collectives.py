@@ -16,11 +16,11 @@ from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
 from workbench.experiment.sweeps import COLLECTIVES
 from workbench.report.tables import SPEED
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 from workbench.serving import gpus
 
 
-def facts(run: Lab) -> Facts:
+def facts(run: Run) -> Facts:
     """The facts of the machine that a run is measured on, kept in its log; of a recording that
     holds none, only what its profile says.
     """
@@ -33,7 +33,7 @@ def facts(run: Lab) -> Facts:
             "NCCL_",
             "TORCH_SYMM_MEM_",
         )  # what rules look at; the rest of the environment is nobody's business
-        kept = run.find(
+        kept = run.record_finding(
             "collectives",
             "communication",
             found
@@ -116,7 +116,7 @@ def settings_map(
     )
 
 
-def collectives_answer(lab: Lab, facts: communication.Facts) -> str:
+def collectives_answer(lab: Run, facts: communication.Facts) -> str:
     """06's answer: the best setting of the communication layer with its interval against none, and
     how many could not be tried.
     """

@@ -15,7 +15,7 @@ from workbench.experiment.arms import Arm
 from workbench.predict import step_count
 from workbench.predict.basis import Basis
 from workbench.report.cells import NOT_APPLICABLE, number
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 STAGES = stages.CYCLE
 HOST = "host"
@@ -126,7 +126,7 @@ def _untimed(verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _chains(run: Lab, verdict: Mapping[str, Any]) -> dict[str, Arm]:
+def _chains(run: Run, verdict: Mapping[str, Any]) -> dict[str, Arm]:
     """The arms on the target's group that draft chains: they differ in steps alone."""
     arms = {name: Arm.parse(name) for name in verdict.get("arms") or {}}
     return {
@@ -138,7 +138,7 @@ def _chains(run: Lab, verdict: Mapping[str, Any]) -> dict[str, Arm]:
     }
 
 
-def curve(run: Lab, verdict: Mapping[str, Any]) -> dict[int, float]:
+def curve(run: Run, verdict: Mapping[str, Any]) -> dict[int, float]:
     """{tokens verified: seconds} as measured in the run: the decode step of none (width 1), and
     verify of each step count on the target's group.
     """
@@ -151,7 +151,7 @@ def curve(run: Lab, verdict: Mapping[str, Any]) -> dict[int, float]:
     return dict(sorted(found.items()))
 
 
-def widths(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
+def widths(run: Run, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
     """One row a width of verify: measured in the run where an arm verifies so many tokens,
     predicted from the machine's inputs, and for a
     mixture how many experts of a layer are read."""
@@ -170,7 +170,7 @@ def widths(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
     return table
 
 
-def steps(run: Lab, verdict: Mapping[str, Any]) -> tuple[step_count.Choice, ...]:
+def steps(run: Run, verdict: Mapping[str, Any]) -> tuple[step_count.Choice, ...]:
     """What other numbers of steps would give, by this run's acceptance at each position and verify
     at the widths that were measured.
 
@@ -205,7 +205,7 @@ def steps(run: Lab, verdict: Mapping[str, Any]) -> tuple[step_count.Choice, ...]
     )
 
 
-def best_steps(run: Lab, verdict: Mapping[str, Any]) -> str:
+def best_steps(run: Run, verdict: Mapping[str, Any]) -> str:
     """``width.sentence`` of ``steps``, and where acceptance was made up that it was."""
     simulated = any(
         (facts or {}).get("accept_simulated") for facts in (verdict.get("arms") or {}).values()
@@ -215,7 +215,7 @@ def best_steps(run: Lab, verdict: Mapping[str, Any]) -> str:
     )
 
 
-def answer(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
+def answer(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
     """07_cycle's answer: what a cycle of shared spends, what own-N can save at most, and what it
     did save.
     """

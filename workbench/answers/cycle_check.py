@@ -21,7 +21,7 @@ from workbench.predict.basis import Basis
 from workbench.predict.cycle_time import Prediction
 from workbench.report import cells
 from workbench.run import recording
-from workbench.run.lab import Lab, reopen
+from workbench.run.lab import Run, reopen
 
 ALLOWED = 15.0  # percent that a prediction may be off before the notebook says so
 WORTH_NAMING = 0.02  # of the cycle: a stage's difference
@@ -36,7 +36,7 @@ COLUMNS = [
 ]
 
 
-def predicted(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
+def predicted(run: Run, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
     """{arm: its predicted cycle} for every measured arm but replicas and other settings of the
     communication layer, for which this machine was not measured; empty without a basis.
 
@@ -59,7 +59,7 @@ def predicted(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, P
     }
 
 
-def alone(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
+def alone(run: Run, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
     """As ``predicted`` with nothing taken from the run. Kernels are as many as the profiled cycles
     of shared and none launched, where there
     are any on a GPU."""
@@ -82,7 +82,7 @@ def alone(run: Lab, verdict: Mapping[str, Any], found: Basis) -> dict[str, Predi
     }
 
 
-def kernels(run: Lab, found: Basis) -> dict[str, float]:
+def kernels(run: Run, found: Basis) -> dict[str, float]:
     """{stage: kernels a cycle that are no collective}, counted in the traces of shared and none;
     without those the model's own estimate.
     """
@@ -104,7 +104,7 @@ def kernels(run: Lab, found: Basis) -> dict[str, float]:
     return counted
 
 
-def compared(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
+def compared(run: Run, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
     """One row an arm: the measured cycle beside the model's own figure and that with the remainder
     of shared, with how far each is off.
     """
@@ -120,7 +120,7 @@ def compared(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def bars(run: Lab, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
+def bars(run: Run, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
     """Measured and predicted stages of each arm but replicas, for ``charts.stage_times``.
 
     Without speculation the step stands in verify's place. The rest is what of a measured cycle is
@@ -213,7 +213,7 @@ def order(
     return right, wrong
 
 
-def sentence(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
+def sentence(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
     """How good the model is, in words: where it misses by more than ``ALLOWED``, and whether it
     orders the arms.
     """
@@ -256,7 +256,7 @@ def sentence(run: Lab, verdict: Mapping[str, Any], found: Basis) -> str:
     return " ".join(said)
 
 
-def _where(run: Lab, verdict: Mapping[str, Any], found: Basis, arm: str) -> str:
+def _where(run: Run, verdict: Mapping[str, Any], found: Basis, arm: str) -> str:
     """In which stages the arm that the model misses most takes longer or shorter than predicted,
     the larger differences first.
     """

@@ -9,7 +9,7 @@ from workbench.answers import collectives
 from workbench.experiment import communication, plans, setting_sweep, sweeps
 from workbench.experiment.plans import Task
 from workbench.experiment.runlog import Line
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 Plan = Sequence[Task] | Callable[[Sequence[Line]], Sequence[Task]]
 
@@ -25,27 +25,27 @@ class Experiment:
 
     name: str
     notebook: str
-    plan: Callable[[Lab], Plan]
+    plan: Callable[[Run], Plan]
 
-    def tasks(self, run: Lab) -> Sequence[Task]:
+    def tasks(self, run: Run) -> Sequence[Task]:
         """The tasks that the run's log has decided on."""
         plan = self.plan(run)
         return plan(run.records) if callable(plan) else plan
 
 
-def _baseline(run: Lab) -> Plan:
+def _baseline(run: Run) -> Plan:
     return lambda records: plans.baseline(run.profile, len(run.prompts), records)
 
 
-def _draft_tp(run: Lab) -> Plan:
+def _draft_tp(run: Run) -> Plan:
     return plans.draft_tp(run.profile, len(run.prompts))
 
 
-def _steps(run: Lab) -> Plan:
+def _steps(run: Run) -> Plan:
     return sweeps.steps(run.profile, len(run.prompts), run.longest_prompt)
 
 
-def _collectives(run: Lab) -> Plan:
+def _collectives(run: Run) -> Plan:
     asked = run.profile.sweep.settings
     tried, _ = communication.choose(collectives.facts(run), asked)
     return setting_sweep.collectives(run.profile, len(run.prompts), tried)
@@ -62,9 +62,9 @@ EXPERIMENTS = {
 }
 
 
-def measure(run: Lab, name: str) -> None:
+def measure(run: Run, name: str) -> None:
     """Measure what is left of an experiment.
 
-    Raises: as ``Lab.measure``.
+    Raises: as ``Run.measure``.
     """
     run.measure(EXPERIMENTS[name].plan(run))

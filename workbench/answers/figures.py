@@ -16,7 +16,7 @@ from workbench.answers import memory_check
 from workbench.experiment import metrics, runlog
 from workbench.experiment.profile_sections import ROOT
 from workbench.run import recording
-from workbench.run.lab import Lab, reopen
+from workbench.run.lab import Run, reopen
 
 ABSENT = "–"
 _MAIN = "draft_tp"  # the experiment of 04_draft_tp
@@ -31,7 +31,7 @@ class Figures:
     def __init__(self, folder: Path):
         self.folder = folder
         self.verdict = cache(lambda name: json.loads((folder / name / "verdict.json").read_text()))
-        self.run: Callable[[str], Lab] = cache(lambda name: reopen(folder / name))
+        self.run: Callable[[str], Run] = cache(lambda name: reopen(folder / name))
 
     # -------------------------------------------------------------- comparisons
 
@@ -101,7 +101,7 @@ class Figures:
         told = [
             ms
             for name in names
-            for block in metrics.Run(self.run(name).profile, self.run(name).records).blocks(
+            for block in metrics.RunView(self.run(name).profile, self.run(name).records).blocks(
                 _MAIN, arm
             )
             if (ms := metrics.cycle_ms([block]))

@@ -17,12 +17,12 @@ from workbench.predict import cycle_time, model_shape
 from workbench.predict.machine import Machine
 from workbench.report.cells import number
 from workbench.run import recording
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 IDLE = 0.25  # of a measured cycle: a device with no more work than this waits for the host
 
 
-def of(run: Lab, inputs: Machine) -> tuple[str, dict[str, float]]:
+def of(run: Run, inputs: Machine) -> tuple[str, dict[str, float]]:
     """The recording that tells, and {arm: seconds a cycle that the host needs}; "" and {} where
     none does, and on a CPU.
 
@@ -52,7 +52,7 @@ def _time(facts: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(facts["time"]).timestamp()
 
 
-def _idle(folder: Path, run: Lab, inputs: Machine) -> dict[str, float]:
+def _idle(folder: Path, run: Run, inputs: Machine) -> dict[str, float]:
     profile = Profile.model_validate_json((folder / "profile.json").read_text())
     arms = json.loads((folder / "verdict.json").read_text())["arms"]
     told = {

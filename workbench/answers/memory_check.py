@@ -14,7 +14,7 @@ from workbench.experiment.errors import BadInput
 from workbench.experiment.runlog import Start
 from workbench.predict import memory, model_shape
 from workbench.predict.memory import MIB
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 TARGET = ("target weights", "target KV pool")
 OWN = ("draft weights", "copied embedding", "draft KV pool")
@@ -22,7 +22,7 @@ WITHIN = 5.0  # % that a prediction may be off
 COLUMNS = ["arm", "part", "predicted (MiB)", "measured (MiB)", "off (%)"]
 
 
-def measured(run: Lab) -> dict[str, dict[str, int]]:
+def measured(run: Run) -> dict[str, dict[str, int]]:
     """{arm: {part: bytes}} as attested by the first server that held the arm, of the rank that
     holds most of each part.
 
@@ -55,7 +55,7 @@ def _held(entry: Mapping[str, Any], arm: Arm) -> dict[str, int]:
     return facts | dict(zip(OWN, (own["weights"], own["copied"], own["kv"])))
 
 
-def predicted(run: Lab) -> dict[str, dict[str, int]]:
+def predicted(run: Run) -> dict[str, dict[str, int]]:
     """{arm: {part: bytes}} for every arm that was measured, by the two folders' shapes alone; the
     tokens of the pools are those that the profile asks for, or where it asks for none those that
     there were.
@@ -80,7 +80,7 @@ def predicted(run: Lab) -> dict[str, dict[str, int]]:
     return found
 
 
-def table(run: Lab) -> pd.DataFrame:
+def table(run: Run) -> pd.DataFrame:
     """One row an arm and part, and for an arm with a draft one for all that it adds to the target;
     off: how far the prediction is from what was measured. Unknown where the pair is not here (a
     recording), empty where memory was not attested.
@@ -115,7 +115,7 @@ def table(run: Lab) -> pd.DataFrame:
     return frame.assign(**{column: frame[column] / MIB for column in COLUMNS[2:4]})
 
 
-def sentence(run: Lab) -> str:
+def sentence(run: Run) -> str:
     """How good the predictions were, in words."""
     rows = table(run).dropna(subset="off (%)")
     if rows.empty:

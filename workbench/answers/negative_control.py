@@ -14,7 +14,7 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.errors import Hung, ServerFailed
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import NEGATIVE, negative_controls
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 from workbench.serving import client, server_log
 from workbench.serving import server as servers
 
@@ -28,7 +28,7 @@ DISAGREED = (  # of workbench/engine/agreement.py, which imports torch
 ROUNDS, TOKENS = 4, 64  # of requests that a corrupted rank may pass before it counts as unnoticed
 
 
-def corrupted_rank(lab: Lab) -> list[str]:
+def corrupted_rank(lab: Run) -> list[str]:
     """A sentence for each way the ranks' drafts are kept alike: was the last rank, its draft tokens
     shifted on purpose, caught?
 
@@ -48,7 +48,7 @@ def corrupted_rank(lab: Lab) -> list[str]:
         ):
             for arm, caught in [(arm, pool.submit(_caught, lab, arm)) for arm in wanted]:
                 try:
-                    kept[arm.name] = lab.find(NEGATIVE, arm.name, caught.result())
+                    kept[arm.name] = lab.record_finding(NEGATIVE, arm.name, caught.result())
                 except ServerFailed as failure:
                     failed = failed or failure
         if failed:
@@ -63,12 +63,12 @@ def arms(profile: Profile) -> list[Arm]:
     return [Arm.parse(f"own-{own.group}+agreement={way}") for way in ways] if own else []
 
 
-def known(lab: Lab) -> dict[str, dict[str, Any]]:
+def known(lab: Run) -> dict[str, dict[str, Any]]:
     """{arm: what its corrupted rank did}, from the log."""
     return {r.name: r.value for r in negative_controls(lab.records)}
 
 
-def missing(lab: Lab) -> list[Arm]:
+def missing(lab: Run) -> list[Arm]:
     """The arms whose control is asked for and not in the log."""
     there = known(lab)
     return (
@@ -78,7 +78,7 @@ def missing(lab: Lab) -> list[Arm]:
     )
 
 
-def _caught(lab: Lab, arm: Arm) -> dict[str, Any]:
+def _caught(lab: Run, arm: Arm) -> dict[str, Any]:
     limits = {
         "ready_within_s": min(READY_WITHIN_S, lab.profile.server.ready_within_s),
         "token_within_s": TOKEN_WITHIN_S,

@@ -19,7 +19,7 @@ import pandas as pd
 
 from workbench.engine.cpu.paths import python_path
 from workbench.experiment.errors import WorkbenchError
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 # What an option for the draft's TP would have to be called: it speaks of the draft (or speculation)
 # and of parallelism.
@@ -112,7 +112,7 @@ def probe() -> Probe:
     )
 
 
-def of(run: Lab) -> Probe | None:
+def of(run: Run) -> Probe | None:
     """The probe of a run's SGLang, kept in its log without SGLang's own words; None of a recording
     that holds none.
     """
@@ -127,7 +127,7 @@ def of(run: Lab) -> Probe | None:
     if run.recording:
         return None
     found = probe()
-    run.find(
+    run.record_finding(
         "probe",
         "searched",
         {

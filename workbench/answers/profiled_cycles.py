@@ -15,13 +15,13 @@ from workbench.answers import torch_trace, trace_parts
 from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.runlog import Finding
 from workbench.report.cells import number
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 from workbench.serving.pool import TRACES
 
 _NAME = "trace "  # of the findings: "trace ARM"
 
 
-def decompositions(run: Lab) -> dict[str, dict[str, Any]]:
+def decompositions(run: Run) -> dict[str, dict[str, Any]]:
     """{arm: {"parts": {stage: its part of the cycles}} or {"why": why there is none}}, from the
     log, else from traces/ARM.
 
@@ -35,7 +35,7 @@ def decompositions(run: Lab) -> dict[str, dict[str, Any]]:
     for folder in sorted((run.folder / TRACES).glob("*/")):
         if folder.name not in found and (files := sorted(folder.glob("*.json*"))):
             found[folder.name] = _decompose(files)
-            run.find("cycle", _NAME + folder.name, found[folder.name])
+            run.record_finding("cycle", _NAME + folder.name, found[folder.name])
     return found
 
 

@@ -21,7 +21,7 @@ from workbench.predict import step_count
 from workbench.predict.step_count import Choice
 from workbench.report import tables
 from workbench.report.tables import SPEED
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 
 def sweep_map(profile: Profile, records: Sequence[Line]) -> pd.DataFrame:
@@ -131,7 +131,7 @@ def implied(profile: Profile, records: Sequence[Line]) -> tuple[Choice, ...]:
     )
 
 
-def steps_answer(lab: Lab) -> str:
+def steps_answer(lab: Run) -> str:
     """05's answer: the best setting with its interval, what acceptance implies, and where
     speculation or a placement stops paying.
     """

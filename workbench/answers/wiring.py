@@ -8,10 +8,10 @@ from typing import Any
 
 from workbench.experiment.errors import BadInput
 from workbench.experiment.runlog import Block
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 
-def check(lab: Lab) -> dict[str, Any]:
+def check(lab: Run) -> dict[str, Any]:
     """{"ok", "sentence", "server", "reference", "alternatives"}; ok is None where it was not
     checked, with the reason in the sentence.
 

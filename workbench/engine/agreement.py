@@ -39,7 +39,7 @@ def hooks(orders: Orders) -> list[Hook]:
             group = placement.target_group()
             if group.rank_in_group == orders.corrupt_rank:
                 tree = (*tree[:2], draft_tokens.roll(1, -1) + 1)
-            asked = placement.in_force().agreement
+            asked = placement.active().agreement
             if asked == "broadcast":
                 tree = broadcast(tree, group, chain=keywords["topk"] == 1)
             elif asked == "check":

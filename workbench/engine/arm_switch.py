@@ -18,32 +18,30 @@ _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInter
 
 
 class Control:
-    """What this rank knows of the arm in force. in_force: one entry a rank, taken from the worker
+    """What this rank knows of the arm in force. active: one entry a rank, taken from the worker
     itself at start and after every switch.
     """
 
     def __init__(self, orders: Orders):
         self.orders = orders
-        self.in_force: list[dict[str, Any]] = []
+        self.active: list[dict[str, Any]] = []
         self.switches = 0
         self.refusal = ""  # why the last switch asked for was refused
 
     def gather(self, scheduler) -> None:
         """Collective: what is in force on each rank."""
-        self.in_force[:] = placement.target_group().all_gather_object(
-            _in_force(scheduler.draft_worker)
-        )
+        self.active[:] = placement.target_group().all_gather_object(_active(scheduler.draft_worker))
 
     def read(self) -> dict[str, Any]:
-        """{"arm", "steps", "draft_tokens", "switches", "refusal", "in_force"}: of rank 0, and the
+        """{"arm", "steps", "draft_tokens", "switches", "refusal", "active"}: of rank 0, and the
         last one's of every rank.
         """
-        mine = self.in_force[0] if self.in_force else {}
+        mine = self.active[0] if self.active else {}
         return {
             **{key: mine.get(key) for key in ("arm", "steps", "draft_tokens")},
             "switches": self.switches,
             "refusal": self.refusal,
-            "in_force": self.in_force,
+            "active": self.active,
         }
 
     def handlers(self, found, controller):
@@ -129,11 +127,11 @@ def keep_allocator(original, scheduler, empty_cache: bool = True) -> bool:
     return original(scheduler, empty_cache=False)
 
 
-def _in_force(worker) -> dict[str, Any]:
+def _active(worker) -> dict[str, Any]:
     """The arm in force on this rank, read from what runs, not from what was asked for."""
     if worker is None:
         return {"arm": "none"}
-    draft, placed = worker._draft_worker, placement.in_force()
+    draft, placed = worker._draft_worker, placement.active()
     group = draft.parallel_layout.tp_group or placement.target_group()
     return {
         "arm": placed.arm,

@@ -236,7 +236,7 @@ class Counters:
 
 def counters(orders: Orders) -> Counters:
     def timing() -> bool:
-        return placement.in_force() is None or placement.in_force().timing == "on"
+        return placement.active() is None or placement.active().timing == "on"
 
     return Counters(WallClock() if orders.cpu else DeviceClock(), timing)
 

@@ -158,7 +158,7 @@ class HotArmsWorker(eagle.EAGLEWorkerV2):
             # where this draft may still have another's.
             self.speculative_num_steps = None
         self.apply_runtime_state(self.states[arm])
-        placement.put_in_force(placed)
+        placement.activate(placed)
 
     # ------------------------------------------------------------------ unions: asked once, at
     # start, or for a report

@@ -24,7 +24,7 @@ class _State:
 
     orders: Orders
     building: int | None = None  # group size of the draft under construction
-    in_force: Placement | None = None  # whose draft the next batch runs on
+    active: Placement | None = None  # whose draft the next batch runs on
     target: object = None  # GroupCoordinator of the target's TP group
     groups: dict | None = None  # group size -> GroupCoordinator
 
@@ -70,13 +70,13 @@ def orders() -> Orders:
     return _state.orders
 
 
-def in_force() -> Placement:
+def active() -> Placement:
     """The placement of the arm that the next batch runs on."""
-    return _state.in_force
+    return _state.active
 
 
-def put_in_force(placed: Placement) -> None:
-    _state.in_force = placed
+def activate(placed: Placement) -> None:
+    _state.active = placed
 
 
 def build(draft: Draft) -> None:

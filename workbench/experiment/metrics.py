@@ -14,7 +14,7 @@ from workbench.experiment.runlog import Block, Failure, Finding, Line, Start
 
 
 @dataclass(frozen=True)
-class Run:
+class RunView:
     """A run log with its profile, looked up by experiment and arm. Warm-up blocks are facts of the
     log, never of an arm.
     """

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from workbench.experiment.arms import Arm
-from workbench.experiment.metrics import Run
+from workbench.experiment.metrics import RunView
 from workbench.experiment.profile_sections import Speculation
 from workbench.experiment.runlog import Block, Request
 from workbench.judge import accept
@@ -24,7 +24,7 @@ ACCEPT_TOLERANCE = 0.02
 ACCEPT_LEVEL = 0.99
 
 
-def pair_broken(run: Run, experiment: str, arm: str) -> str | None:
+def pair_broken(run: RunView, experiment: str, arm: str) -> str | None:
     if (
         run.acceptance_simulated(experiment)
         or not _speculation(run, arm)
@@ -41,7 +41,7 @@ def pair_broken(run: Run, experiment: str, arm: str) -> str | None:
     )
 
 
-def random_prompts(run: Run, experiment: str, arm: str) -> str | None:
+def random_prompts(run: RunView, experiment: str, arm: str) -> str | None:
     random = any(b.prompts_from == "random" for b in run.blocks(experiment, arm))
     return (
         "its tokens/s and accept rate rest on random prompts, which no draft was trained to"
@@ -51,7 +51,7 @@ def random_prompts(run: Run, experiment: str, arm: str) -> str | None:
     )
 
 
-def accept_moved(run: Run, experiment: str) -> list[Refusal]:
+def accept_moved(run: RunView, experiment: str) -> list[Refusal]:
     """Arms of equal steps, topk and draft tokens propose the same drafts wherever they run, so they
     share their accept length.
     """
@@ -121,6 +121,6 @@ def requests_of(blocks: Iterable[Block]) -> list[Request]:
     return [r for b in blocks for r in b.requests]
 
 
-def _speculation(run: Run, arm: str) -> Speculation | None:
+def _speculation(run: RunView, arm: str) -> Speculation | None:
     parsed = Arm.parse(arm)
     return run.profile.speculation.of(parsed) if parsed.speculates else None

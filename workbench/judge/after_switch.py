@@ -9,13 +9,13 @@ from collections import defaultdict
 
 import numpy as np
 
-from workbench.experiment.metrics import Run, cycle_ms
+from workbench.experiment.metrics import RunView, cycle_ms
 from workbench.experiment.runlog import Block
 from workbench.judge import stats
 from workbench.judge.stats import Interval
 
 
-def after_switch(run: Run, experiment: str) -> Interval | None:
+def after_switch(run: RunView, experiment: str) -> Interval | None:
     """The cycle of a block that follows another arm's over that of a block that follows its own
     arm's, in the same start.
 
@@ -36,7 +36,7 @@ def after_switch(run: Run, experiment: str) -> Interval | None:
     return stats.paired_ratio(ratios).t if len(ratios) > 1 else None
 
 
-def note(run: Run, experiment: str) -> str | None:
+def note(run: RunView, experiment: str) -> str | None:
     """One sentence for an experiment whose servers switched between arms; None for one without."""
     if not any(
         len(start.arms) > 1 and start.experiment == experiment for start in run.starts.values()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from workbench.experiment.arms import Arm
-from workbench.experiment.metrics import METRICS, Run
+from workbench.experiment.metrics import METRICS, RunView
 from workbench.experiment.runlog import Block
 from workbench.judge import stats
 from workbench.judge.refusal import Refusal
@@ -118,7 +118,7 @@ def replicas(arms: Sequence[str]) -> list[tuple[str, str]]:
     ]
 
 
-def level_of(run: Run, experiment: str, comparisons: int) -> Callable[[str, int], float]:
+def level_of(run: RunView, experiment: str, comparisons: int) -> Callable[[str, int], float]:
     """The level of an interval by method and units: 95 %, shared by the comparisons with one
     reference (Bonferroni), and less what earlier looks of a live run have spent.
 
@@ -135,7 +135,7 @@ def level_of(run: Run, experiment: str, comparisons: int) -> Callable[[str, int]
 
 
 def compare(
-    run: Run,
+    run: RunView,
     experiment: str,
     a: str,
     b: str,
@@ -197,7 +197,7 @@ def compare(
 
 
 def log_ratios(
-    run: Run, experiment: str, a: str, b: str, metric: str = "tokens_per_s"
+    run: RunView, experiment: str, a: str, b: str, metric: str = "tokens_per_s"
 ) -> list[float]:
     """The log ratio of each pair of blocks that servers holding both arms have measured so far, in
     order.
@@ -213,7 +213,7 @@ def log_ratios(
     return _pairs(*measured).logs[0]
 
 
-def outside(run: Run, control: Comparison, controls: int = 1) -> Refusal | None:
+def outside(run: RunView, control: Comparison, controls: int = 1) -> Refusal | None:
     """The refusal of an experiment whose A/A comparison differs from 1 by more than its noise (at
     99 %, shared by the run's ``controls``, so
     that of a hundred sound runs one is refused, however many experiments it has)."""
@@ -288,7 +288,7 @@ def _pairs(blocks_a: Measured, blocks_b: Measured) -> _Sample:
     )
 
 
-def _starts(run: Run, blocks_a: Measured, blocks_b: Measured) -> _Sample:
+def _starts(run: RunView, blocks_a: Measured, blocks_b: Measured) -> _Sample:
     starts_a, starts_b = _by_start(blocks_a), _by_start(blocks_b)
     units, fault = (len(starts_a), len(starts_b)), None
     if min(units) < stats.MIN_STARTS:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from workbench.experiment.arms import Arm
-from workbench.experiment.metrics import Run
+from workbench.experiment.metrics import RunView
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
 from workbench.judge import comparisons, stats
@@ -46,7 +46,7 @@ def narrowing(profile: Profile, records: Sequence[Line]) -> pd.DataFrame:
     if asked is None:
         return pd.DataFrame(columns=columns)
     experiment, a, b = asked
-    run = Run(profile, records)
+    run = RunView(profile, records)
     logs = comparisons.log_ratios(run, experiment, a, b)
     references = comparisons.against_references(run.arms(experiment))
     level = comparisons.level_of(

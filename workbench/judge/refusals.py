@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
-from workbench.experiment.metrics import Run
+from workbench.experiment.metrics import RunView
 from workbench.experiment.runlog import Block, negative_controls
 from workbench.judge.accept_checks import accept_moved, pair_broken, random_prompts, requests_of
 from workbench.judge.refusal import Refusal
 
 
-def find(run: Run) -> list[Refusal]:
+def find(run: RunView) -> list[Refusal]:
     """Every reason that lies in the records themselves; those that lie in a comparison (too few
     pairs, the control) are found there.
     """
@@ -29,7 +29,7 @@ def find(run: Run) -> list[Refusal]:
     return found + _uncaught(run)
 
 
-def _uncaught(run: Run) -> list[Refusal]:
+def _uncaught(run: RunView) -> list[Refusal]:
     """A corrupted rank that nobody noticed: then nothing says that the other servers' ranks drafted
     alike.
     """
@@ -41,7 +41,7 @@ def _uncaught(run: Run) -> list[Refusal]:
     ]
 
 
-def _failed(run: Run, experiment: str, arm: str) -> str | None:
+def _failed(run: RunView, experiment: str, arm: str) -> str | None:
     failures = [
         f
         for f in run.failures
@@ -56,7 +56,7 @@ def _failed(run: Run, experiment: str, arm: str) -> str | None:
     )
 
 
-def _ranks_disagreed(run: Run, experiment: str, arm: str) -> str | None:
+def _ranks_disagreed(run: RunView, experiment: str, arm: str) -> str | None:
     failure = next(
         (
             f
@@ -73,7 +73,7 @@ def _ranks_disagreed(run: Run, experiment: str, arm: str) -> str | None:
     )
 
 
-def _not_attested(run: Run, experiment: str, arm: str) -> str | None:
+def _not_attested(run: RunView, experiment: str, arm: str) -> str | None:
     blocks = _counted(run, experiment, arm)
     starts = [run.starts.get(b.start) for b in blocks]
     without = sum(
@@ -87,7 +87,7 @@ def _not_attested(run: Run, experiment: str, arm: str) -> str | None:
     )
 
 
-def _wrong_arm(run: Run, experiment: str, arm: str) -> str | None:
+def _wrong_arm(run: RunView, experiment: str, arm: str) -> str | None:
     for block in _counted(run, experiment, arm):
         start, said = run.starts.get(block.start), block.arm_in_force
         if said is not None and _configuration(said) != _configuration(arm):
@@ -100,7 +100,7 @@ def _wrong_arm(run: Run, experiment: str, arm: str) -> str | None:
     return None
 
 
-def _other_server(run: Run, experiment: str, arm: str) -> str | None:
+def _other_server(run: RunView, experiment: str, arm: str) -> str | None:
     others = [
         b
         for b in _counted(run, experiment, arm)
@@ -113,7 +113,7 @@ def _other_server(run: Run, experiment: str, arm: str) -> str | None:
     )
 
 
-def _request_errors(run: Run, experiment: str, arm: str) -> str | None:
+def _request_errors(run: RunView, experiment: str, arm: str) -> str | None:
     requests = requests_of(_counted(run, experiment, arm))
     errors = [r.error for r in requests if r.error is not None]
     return (
@@ -123,7 +123,7 @@ def _request_errors(run: Run, experiment: str, arm: str) -> str | None:
     )
 
 
-def _truncated_answers(run: Run, experiment: str, arm: str) -> str | None:
+def _truncated_answers(run: RunView, experiment: str, arm: str) -> str | None:
     wanted = {
         "measure": run.profile.workload.max_new_tokens,
         "parity": 1,
@@ -147,7 +147,7 @@ def _truncated_answers(run: Run, experiment: str, arm: str) -> str | None:
     )
 
 
-def _cached_tokens(run: Run, experiment: str, arm: str) -> str | None:
+def _cached_tokens(run: RunView, experiment: str, arm: str) -> str | None:
     requests = [r for r in requests_of(run.blocks(experiment, arm)) if r.error is None]
     cached = [r.cached_tokens for r in requests if r.cached_tokens]
     unknown = sum(r.cached_tokens is None for r in requests)
@@ -164,7 +164,7 @@ def _cached_tokens(run: Run, experiment: str, arm: str) -> str | None:
     )
 
 
-def _warmup_measured(run: Run, experiment: str, arm: str) -> str | None:
+def _warmup_measured(run: RunView, experiment: str, arm: str) -> str | None:
     warm = {(b.start, r.prompt) for b in run.blocks(experiment, role="warmup") for r in b.requests}
     again = {
         r.prompt
@@ -175,7 +175,7 @@ def _warmup_measured(run: Run, experiment: str, arm: str) -> str | None:
     return f"{len(again)} of its measured prompts had warmed up the same server" if again else None
 
 
-def _counted(run: Run, experiment: str, arm: str) -> list[Block]:
+def _counted(run: RunView, experiment: str, arm: str) -> list[Block]:
     return run.blocks(experiment, arm) + run.blocks(experiment, arm, "parity")
 
 
@@ -186,7 +186,7 @@ def _configuration(name: str) -> Arm | None:
         return None
 
 
-def _wiring(run: Run, experiment: str) -> list[Refusal]:
+def _wiring(run: RunView, experiment: str) -> list[Refusal]:
     """The offline reference found that the pair is not served as it was trained
     (workbench.answers.wiring): a fast wrong draft is no result.
     """
@@ -199,7 +199,7 @@ def _wiring(run: Run, experiment: str) -> list[Refusal]:
 
 # In the order in which they are told. Each gives its reason, without the arm's name and the full
 # stop, or None.
-CHECKS: dict[str, Callable[[Run, str, str], str | None]] = {
+CHECKS: dict[str, Callable[[RunView, str, str], str | None]] = {
     "failed": _failed,
     "ranks_disagreed": _ranks_disagreed,
     "not_attested": _not_attested,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from workbench.experiment.arms import Arm
-from workbench.experiment.metrics import Run
+from workbench.experiment.metrics import RunView
 from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Finding, Line, Start
@@ -76,7 +76,9 @@ class Rule:
             self.profile.plan.budget_s,
             seconds(records, (self.experiment,), self.profile.server.at_once),
         )
-        ratios = comparisons.log_ratios(Run(self.profile, records), self.experiment, self.a, self.b)
+        ratios = comparisons.log_ratios(
+            RunView(self.profile, records), self.experiment, self.a, self.b
+        )
         asked = sum(
             (a, self.b) in comparisons.against_references(self.profile.plan.arms)
             for a in self.profile.plan.arms

@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.experiment import metrics
 from workbench.experiment.arms import Arm
-from workbench.experiment.metrics import METRICS, Run
+from workbench.experiment.metrics import METRICS, RunView
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line, negative_controls
 from workbench.experiment.sweeps import is_sweep
@@ -32,7 +32,7 @@ def judge(
         all would resolve it.
     Raises: BadInput when the log names an arm that is none, or one that the profile cannot serve.
     """
-    run = Run(profile, records)
+    run = RunView(profile, records)
     reasons, own = refusals.find(run), []  # of arms and experiments; of single comparisons
     found: list[Comparison] = []
     controls: list[Comparison] = []
@@ -87,7 +87,7 @@ def judge(
 
 
 def _compare_all(
-    run: Run, experiment: str, wished: float | None
+    run: RunView, experiment: str, wished: float | None
 ) -> tuple[list[Comparison], list[Comparison]]:
     measured = [
         arm
@@ -127,7 +127,7 @@ def _judged(
     )
 
 
-def _facts(run: Run, reasons: Sequence[Refusal], experiment: str, arm: str) -> ArmEntry:
+def _facts(run: RunView, reasons: Sequence[Refusal], experiment: str, arm: str) -> ArmEntry:
     """The arm's entry in verdict.json. What is not known to be the arm's has no numbers."""
     measured, compared = run.blocks(experiment, arm), run.blocks(experiment, arm, "parity")
     keys = {r.key for r in reasons if r.experiment == experiment and arm in r.arms}
@@ -154,7 +154,7 @@ def _facts(run: Run, reasons: Sequence[Refusal], experiment: str, arm: str) -> A
     )
 
 
-def _parity(run: Run, experiment: str) -> dict[str, Parity]:
+def _parity(run: RunView, experiment: str) -> dict[str, Parity]:
     flags = {
         name.lstrip("-").replace("_", "-"): value
         for name, value in run.profile.server.flags.items()
@@ -173,7 +173,7 @@ def _parity(run: Run, experiment: str) -> dict[str, Parity]:
 
 
 def _notes(
-    run: Run, reasons: Sequence[Refusal], answers: dict[str, dict[str, Parity]]
+    run: RunView, reasons: Sequence[Refusal], answers: dict[str, dict[str, Parity]]
 ) -> tuple[str, ...]:
     told = {
         (r.experiment, arm)

@@ -64,7 +64,7 @@ def measure(
         order = json.dumps(
             {"engine": engine, "ranks": ranks, "custom": custom, "result": str(result)}
         )
-        keeper = subprocess.Popen(
+        supervisor = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
@@ -85,11 +85,11 @@ def measure(
             env={"GLOO_SOCKET_IFNAME": "lo", **os.environ, **(environment or {})},
         )
         try:
-            keeper.wait(deadline_s)
+            supervisor.wait(deadline_s)
         except subprocess.TimeoutExpired:
             why = f"it took more than {deadline_s:g} s"
         finally:
-            keeper.communicate(timeout=60)  # closes the pipe, which ends what is left
+            supervisor.communicate(timeout=60)  # closes the pipe, which ends what is left
         failure = ": ".join(filter(None, [why, server_log.clean(_last(output))]))
         found = json.loads(result.read_text()) if result.exists() else {}
     found = _with_reasons(found, failure)

@@ -33,7 +33,7 @@ _LAST = ("command", "time", "workbench_commit", "workbench_sources", "workbench_
 
 
 @dataclass(frozen=True)
-class Run:
+class Side:
     """One run: its name, its verdict.json, provenance.json and profile as plain data."""
 
     name: str
@@ -42,7 +42,7 @@ class Run:
     profile: Mapping[str, Any]
 
 
-def differences(a: Run, b: Run) -> pd.DataFrame:
+def differences(a: Side, b: Side) -> pd.DataFrame:
     """One row a fact of provenance or setting that differs: what it is, and what it was in each run
     ("–" where it was not said).
     """
@@ -68,7 +68,7 @@ def differences(a: Run, b: Run) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["fact", "of", f"A: {a.name}", f"B: {b.name}"])
 
 
-def compared(a: Run, b: Run) -> pd.DataFrame:
+def compared(a: Side, b: Side) -> pd.DataFrame:
     """One row a comparison that either run made: its ratio in each, and the ratio of A's to B's
     with its interval where both have one.
 
@@ -103,7 +103,7 @@ def compared(a: Run, b: Run) -> pd.DataFrame:
     )
 
 
-def sentence(a: Run, b: Run) -> str:
+def sentence(a: Side, b: Side) -> str:
     """Whether the runs agree on the question, in one sentence."""
     rows = compared(a, b)
     here = rows[(rows["metric"] == METRIC) & rows["A ÷ B"].notna()]
@@ -131,7 +131,7 @@ def sentence(a: Run, b: Run) -> str:
     )
 
 
-def arms(a: Run, b: Run) -> pd.DataFrame:
+def arms(a: Side, b: Side) -> pd.DataFrame:
     """One row an arm and run: the levels, which two machines or days do not share."""
     both = []
     for letter, run in (("A", a), ("B", b)):
@@ -172,7 +172,7 @@ def points(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _stages(a: Run, b: Run) -> pd.DataFrame:
+def _stages(a: Side, b: Side) -> pd.DataFrame:
     """Stage times of the arms that both runs have, A and B under each other."""
     left, right = (tables.stage_times(run.verdict) for run in (a, b))
     both = [arm for arm in dict.fromkeys(left["arm"]) if arm in set(right["arm"])]
@@ -194,7 +194,7 @@ def _ratios(verdict: Mapping[str, Any]) -> dict[tuple[str, str, str], Interval]:
     }
 
 
-def _headlines(run: Run) -> list[tuple[str, str]]:
+def _headlines(run: Side) -> list[tuple[str, str]]:
     """The project's question as this run answered it first: own-N against shared at the profile's
     setting.
     """
@@ -248,7 +248,7 @@ def shown(rows: pd.DataFrame) -> pd.DataFrame:
     return table if rows["experiment"].nunique() > 1 else table.drop(columns="experiment")
 
 
-def render(a: Run, b: Run) -> str:
+def render(a: Side, b: Side) -> str:
     """Both runs as one HTML page, in the manner of the report of one."""
     rows, runs = compared(a, b), {"A": a, "B": b}
     drawn = points(rows)

@@ -28,7 +28,7 @@ NARRATED = "· "  # marks progress among a notebook's other output, for a termin
 
 
 @dataclass(frozen=True)
-class Lab:
+class Run:
     """One run: a profile and the folder that everything measured under it is written to.
 
     The replay of a recording is a run too, to which nothing is added: no server starts, no finding
@@ -111,10 +111,10 @@ class Lab:
         if self.recording:
             return [Check(**check) for check in self.finding("preflight") or ()]
         found = preflight.check(self.profile)
-        self.find("baseline", "preflight", [vars(check) for check in found])
+        self.record_finding("baseline", "preflight", [vars(check) for check in found])
         return found
 
-    def find(self, experiment: str, name: str, value: Any) -> Any:
+    def record_finding(self, experiment: str, name: str, value: Any) -> Any:
         """Keep a notebook's computed answer in the log, once; returns what the log holds. Nothing
         is added to a recording.
         """
@@ -164,7 +164,7 @@ class Lab:
             preflight.refuse(preflight.check(self.profile, arms))
             if rule:
                 looks = {"looks": list(rule.checkpoints.looks)}
-                self.find(rule.experiment, stopping.CHECKPOINTS, looks)
+                self.record_finding(rule.experiment, stopping.CHECKPOINTS, looks)
             measuring.measure(self.profile, self.folder, self.prompts, decide, rule)
 
     def stopped(self, why: str) -> None:
@@ -192,7 +192,7 @@ def open_lab(
     folder: str | Path,
     changes: Mapping[str, Any] | None = None,
     command: Sequence[str] = (),
-) -> Lab:
+) -> Run:
     """The lab of a run's folder; made, with its provenance, when it is not there yet. command: what
     the person typed.
 
@@ -235,7 +235,7 @@ def open_lab(
                 f"{path.name} cannot be written ({error.strerror})",
                 "give a writable folder with --out",
             ) from None
-    found = Lab(chosen, path)
+    found = Run(chosen, path)
     if found.recording:
         log.info(
             "%s%s: %s Nothing is measured here.",
@@ -246,7 +246,7 @@ def open_lab(
     return found
 
 
-def reopen(folder: Path) -> Lab:
+def reopen(folder: Path) -> Run:
     """The lab of a finished or interrupted run.
 
     Raises: BadInput when the folder holds no run.
@@ -258,7 +258,7 @@ def reopen(folder: Path) -> Lab:
             f"{Path(folder).name} holds no run",
             "give the folder of a replay, e.g. one under outputs/",
         )
-    return Lab(Profile.model_validate_json(kept.read_text()), Path(folder))
+    return Run(Profile.model_validate_json(kept.read_text()), Path(folder))
 
 
 def _narrate() -> None:

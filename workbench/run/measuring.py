@@ -36,7 +36,7 @@ def measure(
 
     decide: all tasks that the log has decided on; asked again when they are done.
     rule: when the experiment may end before its plan is spent.
-    Raises: as ``Lab.measure``.
+    Raises: as ``Run.measure``.
     """
     reader = runlog.Reader(folder / "runs.jsonl")
     with (

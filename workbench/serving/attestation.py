@@ -58,16 +58,16 @@ def faults(
     return found + (_replicas(arm, attestation) if arm.speculates and not found else [])
 
 
-def not_in_force(arm: Arm, in_force: Sequence[Mapping], tp: int, asked: Speculation) -> list[str]:
+def inactive_on(arm: Arm, active: Sequence[Mapping], tp: int, asked: Speculation) -> list[str]:
     """Why the arm is not the one in force on every rank, one sentence each; empty when it is.
 
-    in_force: one entry a rank, read from the worker that runs (workbench/engine/arm_switch.py).
+    active: one entry a rank, read from the worker that runs (workbench/engine/arm_switch.py).
     asked: what the arm is served with.
     """
-    if len(in_force) != tp:
-        return [f"{len(in_force)} of {tp} ranks said which arm is in force"]
+    if len(active) != tp:
+        return [f"{len(active)} of {tp} ranks said which arm is in force"]
     size, found = arm.group or tp, []
-    for rank, said in enumerate(in_force):
+    for rank, said in enumerate(active):
         first = rank // size * size
         expected = (
             {

@@ -1,5 +1,5 @@
-"""SGLang imported once for many CPU servers: the keeper of each, and the server itself, are forked
-from a process that has imported it.
+"""SGLang imported once for many CPU servers: the supervisor of each, and the server itself, are
+forked from a process that has imported it.
 
 An import takes ten seconds of a core, more than all else that starting a CPU server takes. CUDA
 does not survive a fork, so on GPUs each server is a program of its own, as it is here where there
@@ -58,7 +58,7 @@ _MESSAGE = 1 << 18
 
 
 class Kept:
-    """A keeper forked by the nursery, with what ``subprocess.Popen`` would offer of it."""
+    """A supervisor forked by the fork server, with what ``subprocess.Popen`` would offer of it."""
 
     def __init__(self, pid: int, connection: socket.socket, stdin: int, stdout: int):
         self.pid, self.stdin, self.stdout = pid, os.fdopen(stdin, "w"), os.fdopen(stdout)
@@ -68,7 +68,7 @@ class Kept:
     def poll(self) -> int | None:
         if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
             said = self._connection.recv(_MESSAGE)
-            # A nursery that has ended told its keepers to end (PR_SET_PDEATHSIG).
+            # A fork server that has ended told its supervisors to end (PR_SET_PDEATHSIG).
             self.returncode = json.loads(said)["status"] if said else -signal.SIGTERM
             self._connection.close()
         return self.returncode
@@ -99,8 +99,9 @@ class Kept:
 
 @contextmanager
 def owned(environment: Mapping[str, str]) -> Iterator[None]:
-    """A nursery for this process and those that it starts; what it imports is imported in the
-    background. environment: of a CPU server.
+    """A fork server for this process and those that it starts; what it imports is imported in the
+    background.
+    environment: of a CPU server.
 
     Inside another one's nothing is started: that one serves.
     """
@@ -115,11 +116,11 @@ def owned(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def keep(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Kept | None:
-    """Fork a keeper; None where there is no nursery that could.
+    """Fork a supervisor; None where there is no fork server that could.
 
     command: of ``python -m workbench.serving.supervisor``.
     environment: what it is to have beside this process's. SGLang reads much of it while it is
-        imported, so a nursery that was started with other values refuses.
+        imported, so a fork server that was started with other values refuses.
     """
     if not (name := os.environ.get(VARIABLE)):
         return None
@@ -177,8 +178,8 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 def main() -> None:
-    """``python -m workbench.serving.forkserver NAME ROOM``: forks a keeper for whoever of this user
-    asks, until standard input ends.
+    """``python -m workbench.serving.forkserver NAME ROOM``: forks a supervisor for whoever of this
+    user asks, until standard input ends.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind("\0" + sys.argv[1])
@@ -196,7 +197,7 @@ def main() -> None:
 
 
 def _serve(listening: socket.socket) -> None:
-    asking: dict[int, socket.socket] = {}  # by keeper
+    asking: dict[int, socket.socket] = {}  # by supervisor
     while True:
         readable, _, _ = select.select([sys.stdin, listening], [], [], 0.05)
         if sys.stdin in readable and not os.read(0, 1):
@@ -244,7 +245,7 @@ def _same_user(connection: socket.socket) -> bool:
 
 
 def _keeper(asked: Mapping[str, Any], stdin: int, stdout: int) -> int:
-    """Be the keeper that was asked for; returns its exit status."""
+    """Be the supervisor that was asked for; returns its exit status."""
     os.setsid()
     ctypes.CDLL(None).prctl(supervisor.PR_SET_PDEATHSIG, signal.SIGTERM)
     _streams(stdin, stdout, os.open(os.devnull, os.O_WRONLY))
@@ -260,7 +261,7 @@ def _keeper(asked: Mapping[str, Any], stdin: int, stdout: int) -> int:
 
 @dataclass
 class _Forked:
-    """A server's launcher, with what a keeper wants of ``subprocess.Popen``."""
+    """A server's launcher, with what a supervisor wants of ``subprocess.Popen``."""
 
     pid: int
     status: int | None = None
@@ -274,7 +275,7 @@ class _Forked:
 def _fork(
     command: Sequence[str], server: str, output: int, before: Callable[[], Any]
 ) -> _Forked | subprocess.Popen:
-    """Start a server's command as ``keeper.popen`` does, without its imports."""
+    """Start a server's command as ``supervisor.popen`` does, without its imports."""
     if list(command[1:3]) != _SERVER or len(server) != len(_NAMELESS):
         return supervisor.popen(command, server, output, before)
     pid = os.fork()
@@ -331,7 +332,7 @@ def _streams(*descriptors: int) -> None:
 
 def _appear(command: Sequence[str], server: str = "") -> None:
     """Show this process's own command line and server to whoever looks at /proc, which tells those
-    that the nursery was started with.
+    that the fork server was started with.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     arguments, end, environment, environment_end = map(

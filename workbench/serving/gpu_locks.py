@@ -30,8 +30,8 @@ GIVES_WAY_WITHIN_S = 60
 def held(profile: Profile, run: Path) -> Iterator[tuple[int, ...]]:
     """Hold the profile's GPUs for a run; yields the locks' file descriptors.
 
-    A server's keeper inherits them: a GPU is free only when the workbench and the keepers of its
-    servers have ended, however that was.
+    A server's supervisor inherits them: a GPU is free only when the workbench and the supervisors
+    of its servers have ended, however that was.
     Raises: BadInput, naming the other run, where one of them is held.
     """
     with ExitStack() as stack:
@@ -80,7 +80,7 @@ def _lock(path: Path, run: Path, refused: Callable[[str], BadInput]) -> Iterator
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                # A workbench that was killed leaves its lock to its keepers, which are about to
+                # A workbench that was killed leaves its lock to its supervisors, which are about to
                 # end.
                 if not _dying(holder := _told(file)) or time.monotonic() > end:
                     raise refused(holder) from None

@@ -31,12 +31,12 @@ def environment(profile: Profile) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": "lo"} if len(profile.nodes) > 1 and profile.on_loopback else {}
 
 
-def keeper(
+def supervisor_command(
     node: Node, environment_: Mapping[str, str], command: Sequence[str]
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """The command that runs a keeper on a node, and the environment to start it with here.
+    """The command that runs a supervisor on a node, and the environment to start it with here.
 
-    A node that is reached takes one shell command, as ssh does; the keeper there holds the same
+    A node that is reached takes one shell command, as ssh does; the supervisor there holds the same
     pipe, through that connection. The repository, its environment and the folder of the logs must
     have one path on every node.
     """

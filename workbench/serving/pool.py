@@ -32,7 +32,7 @@ class Pool:
     else replaced by the next ones of the plan.
 
     A context manager, at whose end all of them end. folder: of the run; file: its log, open; held:
-    descriptors of the locks on GPUs, which the servers' keepers hold on to.
+    descriptors of the locks on GPUs, which the servers' supervisors hold on to.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Pool:
         rounds, collectives, spent, timed = _difference(said["counts"], before)
         faults = [
             *self.server.unattested,
-            *attestation.not_in_force(arm, said["in_force"], profile.tp, asked),
+            *attestation.inactive_on(arm, said["active"], profile.tp, asked),
             *attestation.miscounted(
                 arm, asked, requests, rounds, _less(said["counts"]["verified"], before["verified"])
             ),

@@ -36,7 +36,7 @@ class Server:
     at start.
 
     unattested: why it does not hold them as ordered on every rank; empty when it does.
-    alive: whether its launchers and keepers still run.
+    alive: whether its launchers and supervisors still run.
     """
 
     launch: Launch
@@ -66,7 +66,8 @@ def serve(
     happens inside, all of its processes end.
 
     logfile: of the first node; a further one's lies beside it under its name.
-    locks: file descriptors that the keepers here hold as long as processes of the server may live.
+    locks: file descriptors that the supervisors here hold as long as processes of the server may
+        live.
     Raises: BadInput for arms that one server cannot hold; ServerFailed when it dies, is not ready
         within the profile's deadline (Hung, where it takes requests), or somebody else answers on
         its port. The message carries the log's first failure.
@@ -82,16 +83,16 @@ def serve(
     )
     logfile.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    keepers: dict[Path, subprocess.Popen] = {}
+    supervisors: dict[Path, subprocess.Popen] = {}
 
     def alive() -> bool:
-        return all(kept_by.poll() is None for kept_by in keepers.values())
+        return all(kept_by.poll() is None for kept_by in supervisors.values())
 
     try:
         for number, part in enumerate(launch.parts):
             log_ = logfile.with_name(f"{logfile.stem}-{part.node.name}.log") if number else logfile
-            keepers[log_] = _keep(launch.server, part, log_, launch.host, locks)
-        _wait_ready(launch, keepers, alive, profile.server.ready_within_s)
+            supervisors[log_] = _keep(launch.server, part, log_, launch.host, locks)
+        _wait_ready(launch, supervisors, alive, profile.server.ready_within_s)
         said = client.server_info(launch.url)["draft_tp"]
         if said.get("server") != launch.server:
             raise ServerFailed(
@@ -120,7 +121,7 @@ def serve(
             alive,
         )
     finally:
-        _release(list(keepers.values()), launch)
+        _release(list(supervisors.values()), launch)
 
 
 @contextmanager
@@ -138,7 +139,7 @@ def imported_once(profile: Profile) -> Iterator[None]:
 def _keep(
     server: str, part: Part, logfile: Path, host: str = LOCAL, locks: Sequence[int] = ()
 ) -> subprocess.Popen | forkserver.Kept:
-    command, environment = nodes.keeper(
+    command, environment = nodes.supervisor_command(
         part.node,
         part.environment,
         (server, str(logfile.resolve()), f"{host}:{part.port}", *part.command),
@@ -187,17 +188,17 @@ def describe(launch: Launch) -> dict[str, Any]:
 
 def _wait_ready(
     launch: Launch,
-    keepers: Mapping[Path, subprocess.Popen],
+    supervisors: Mapping[Path, subprocess.Popen],
     alive: Callable[[], bool],
     deadline_s: float,
 ) -> None:
     """Until a real completion came back: /health can be green while the first use of a communicator
     deadlocks (seen in the field).
     """
-    end, logfile = time.monotonic() + deadline_s, next(iter(keepers))
+    end, logfile = time.monotonic() + deadline_s, next(iter(supervisors))
     while time.monotonic() < end:
         if not alive():
-            raise ServerFailed(f"the server died while starting: {_why(launch, keepers)}")
+            raise ServerFailed(f"the server died while starting: {_why(launch, supervisors)}")
         try:
             with socket.create_connection((urlsplit(launch.url).hostname, launch.port), timeout=1):
                 pass
@@ -226,26 +227,27 @@ def _wait_ready(
         time.sleep(0.5)
     raise ServerFailed(
         f"the server was not ready within {deadline_s:g} s:"
-        f" {_first_failure(keepers) or _last(logfile)} (raise server.ready_within_s if it was still"
+        f" {_first_failure(supervisors) or _last(logfile)} (raise server.ready_within_s if it was"
+        " still"
         " loading)"
     )
 
 
-def _why(launch: Launch, keepers: Mapping[Path, subprocess.Popen]) -> str:
+def _why(launch: Launch, supervisors: Mapping[Path, subprocess.Popen]) -> str:
     """Why a server that has ended did."""
     log_, kept_by = next(
-        (log_, kept_by) for log_, kept_by in keepers.items() if kept_by.poll() is not None
+        (log_, kept_by) for log_, kept_by in supervisors.items() if kept_by.poll() is not None
     )
     if kept_by.returncode < 0:
-        return f"its keeper was ended by signal {-kept_by.returncode}, and the server with it"
+        return f"its supervisor was ended by signal {-kept_by.returncode}, and the server with it"
     if not supervisor.port_is_free(launch.port, launch.host) and any(
-        "address already in use" in kept.read_text(errors="replace") for kept in keepers
+        "address already in use" in kept.read_text(errors="replace") for kept in supervisors
     ):
         return (
             f"port {launch.port} was taken by another process: start again, or name a free one in"
             " server.flags.port"
         )
-    if failure := _first_failure(keepers):
+    if failure := _first_failure(supervisors):
         *before, last = failure.splitlines()  # what it came to, then how
         return "\n".join([last, *before])
     return _last(log_)
@@ -259,24 +261,25 @@ def _last(logfile: Path) -> str:
     return "its last lines were\n" + "\n".join(server_log.tail(logfile, 8))
 
 
-def _release(keepers: Sequence[subprocess.Popen], launch: Launch) -> None:
-    for kept_by in keepers:  # all at once: a node's ranks wait for those of the others
+def _release(supervisors: Sequence[subprocess.Popen], launch: Launch) -> None:
+    for kept_by in supervisors:  # all at once: a node's ranks wait for those of the others
         with suppress(OSError):
             kept_by.stdin.close()  # the order to end the server
         kept_by.stdin = None
     left = []
-    for kept_by in keepers:
+    for kept_by in supervisors:
         try:
             said, _ = kept_by.communicate(timeout=ENDED_WITHIN_S)
         except subprocess.TimeoutExpired:
             kept_by.kill()
             said, _ = kept_by.communicate()
         told = supervisor.account(said)
-        if told is None:  # the keeper itself was ended: its work is left to us
+        if told is None:  # the supervisor itself was ended: its work is left to us
             ended, alive = supervisor.end(launch.server)
             left += alive
             log.warning(
-                "a keeper of server %s was ended before its server; %d processes were ended here",
+                "a supervisor of server %s was ended before its server; %d processes were ended"
+                " here",
                 launch.server,
                 len(ended),
             )

@@ -18,8 +18,8 @@ _STAMP = re.compile(
     r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?"
 )
 HIDDEN = "<hidden>"
-# of the line in which a server's keeper says how it ended (workbench/serving/supervisor.py)
-KEEPER = "keeper: "
+# of the line in which a server's supervisor says how it ended (workbench/serving/supervisor.py)
+SUPERVISOR = "keeper: "
 _SECRET_NAME = (  # max_total_tokens and TOKENIZERS_PARALLELISM are none
     r"(?:token(?!s|iz)|key|secret|password)"
 )
@@ -47,7 +47,7 @@ def tail(path: Path, lines: int = 20, width: int = 300) -> tuple[str, ...]:
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - 200_000))
         text = file.read().decode(errors="replace")
-    said = [line for line in text.splitlines() if line and not line.startswith(KEEPER)]
+    said = [line for line in text.splitlines() if line and not line.startswith(SUPERVISOR)]
     return tuple(clean(line)[:width] for line in said[-lines:])
 
 

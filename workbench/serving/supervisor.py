@@ -1,4 +1,4 @@
-"""The keeper of one server: holds a pipe to whoever started it and ends every process of that
+"""The supervisor of one server: holds a pipe to whoever started it and ends every process of that
 server when the pipe closes.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from workbench.serving.server_log import KEEPER
+from workbench.serving.server_log import SUPERVISOR
 
 MARKER = "DRAFT_TP_SERVER"
 # setproctitle, with which SGLang names its processes, writes over the environment that /proc shows
@@ -58,7 +58,7 @@ def end(
     """End every process of a server, first politely, then for certain; returns the pids it ended
     and those still alive at the deadline.
 
-    launcher: given by its keeper, which has inherited the orphans: whatever descends from this
+    launcher: given by its supervisor, which has inherited the orphans: whatever descends from this
         process then, marked or not.
     """
     begun, ended = time.monotonic(), set()
@@ -117,15 +117,15 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def account(text: str) -> dict[str, Any] | None:
-    """The keeper's account in its output or in a server's log; None where it did not live to write
-    one.
+    """The supervisor's account in its output or in a server's log; None where it did not live to
+    write one.
 
     server; why: "released" (the pipe closed), "signalled", or "died" (the launcher did); status:
     the launcher's exit status, negative for a signal; ended, left: pids; port_free, gpus_free: None
     where there is none; seconds: from the order to end until all this was known.
     """
-    said = [line for line in text.splitlines() if line.startswith(KEEPER)]
-    return json.loads(said[-1].removeprefix(KEEPER)) if said else None
+    said = [line for line in text.splitlines() if line.startswith(SUPERVISOR)]
+    return json.loads(said[-1].removeprefix(SUPERVISOR)) if said else None
 
 
 def popen(
@@ -162,8 +162,8 @@ def main(arguments: Sequence[str], start: Callable[..., subprocess.Popen] = pope
         _PR_SET_CHILD_SUBREAPER, 1
     )  # orphans of the server become its own children, whatever they did to their environment
     with open(log, "ab") as output:
-        # Where the keeper itself is killed, the kernel ends the launcher, and SGLang's workers die
-        # with that (srt/utils/common.py:3432 kill_itself_when_parent_died).
+        # Where the supervisor itself is killed, the kernel ends the launcher, and SGLang's workers
+        # die with that (srt/utils/common.py:3432 kill_itself_when_parent_died).
         child = start(
             command, server, output.fileno(), lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         )
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str], start: Callable[..., subprocess.Popen] = pope
     begun = time.monotonic()
     ended, left = end(server, launcher=child)
     port_free = _until(lambda: port_is_free(int(port), host), PORT_FREE_WITHIN_S) if host else None
-    line = KEEPER + json.dumps(
+    line = SUPERVISOR + json.dumps(
         {
             "server": server,
             "why": why,

@@ -27,7 +27,7 @@ def records(
     """Both ways of one machine, with a clock: blocks take their seconds, a start takes 15 s before
     its blocks.
     """
-    made = lab.Lab(profile(), None)
+    made = lab.Run(profile(), None)
     made.__dict__["prompts"] = [{"id": f"p{n}"} for n in range(60)]
     planned = [task.planned for task in bench_arms.tasks(made, "own-1", "shared", pairs, starts)]
     found, clock = [], datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -116,7 +116,7 @@ def test_equal_ways_have_a_gain_of_one():
 
 
 def test_it_leaves_curves_chart_and_sentence(tmp_path, monkeypatch):
-    made = lab.Lab(profile(), tmp_path)
+    made = lab.Run(profile(), tmp_path)
     made.__dict__["prompts"] = [{"id": f"p{n}"} for n in range(60)]
     asked = []
 
@@ -126,7 +126,7 @@ def test_it_leaves_curves_chart_and_sentence(tmp_path, monkeypatch):
             for record in records(1):
                 file.append(record)
 
-    monkeypatch.setattr(lab.Lab, "measure", measure)
+    monkeypatch.setattr(lab.Run, "measure", measure)
     said = bench_arms.arms(made)
     kept = json.loads((tmp_path / "bench.json").read_text())
     assert kept["sentence"] == said and kept["gain"]["ratio"] > 5 and len(kept["points"]) == 14
@@ -137,9 +137,9 @@ def test_it_leaves_curves_chart_and_sentence(tmp_path, monkeypatch):
 
 
 def test_too_few_units_are_said_to_be(tmp_path, monkeypatch):
-    made = lab.Lab(profile(), tmp_path)
+    made = lab.Run(profile(), tmp_path)
     made.__dict__["prompts"] = [{"id": f"p{n}"} for n in range(60)]
-    monkeypatch.setattr(lab.Lab, "measure", lambda self, tasks: None)
+    monkeypatch.setattr(lab.Run, "measure", lambda self, tasks: None)
     with pytest.raises(WorkbenchError, match="two pairs of blocks"):
         bench_arms.arms(made)
 

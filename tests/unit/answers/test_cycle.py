@@ -21,7 +21,7 @@ from workbench.predict import ceilings, cycle_time, measure_machine, stage_work,
 from workbench.predict.machine import Latency, Machine
 from workbench.report import cells, chart_parts, cycle_charts
 from workbench.run import recording
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 
 
 def cpu_machine(latency: float = 1e-4) -> Machine:
@@ -42,7 +42,7 @@ def cpu_machine(latency: float = 1e-4) -> Machine:
     )
 
 
-def lab(folder, records=(), **changes) -> Lab:
+def lab(folder, records=(), **changes) -> Run:
     """A run with that log, for a tiny pair and two prompts of 10 tokens."""
     write_pair(folder)
     prompts = folder / "prompts.json"
@@ -57,7 +57,7 @@ def lab(folder, records=(), **changes) -> Lab:
     with RunLog(folder / "run" / "runs.jsonl") as file:
         for record in records:
             file.append(record)
-    return Lab(profile, folder / "run")
+    return Run(profile, folder / "run")
 
 
 def kept(machine: Machine) -> Finding:
@@ -606,7 +606,7 @@ def test_the_host_is_told_by_a_recording_of_the_same_machine_whose_device_is_idl
     recorded("nearer", 14)
     assert host_time.of(gpu, inputs)[0] == "nearer"
     assert (
-        host_time.of(Lab(gpu.profile, recording.FOLDER / "nearer"), inputs)[0] == "earlier"
+        host_time.of(Run(gpu.profile, recording.FOLDER / "nearer"), inputs)[0] == "earlier"
     )  # never of itself
     assert host_time.of(lab(tmp_path, ()), inputs) == (
         "",

@@ -143,7 +143,7 @@ def run(tmp_path):
         with RunLog(tmp_path / "runs.jsonl") as log:
             for start in starts:
                 log.append(start)
-        return lab.Lab(chosen, tmp_path)
+        return lab.Run(chosen, tmp_path)
 
     return with_log
 

@@ -14,7 +14,7 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.communication import SETTINGS, Facts
 from workbench.experiment.errors import BadInput
 from workbench.predict import preflight, server_flags
-from workbench.run.lab import Lab
+from workbench.run.lab import Run
 from workbench.serving import attestation, gpus, launch_command
 
 H200 = Facts("cuda", 2, (9, 0), nvlink=True, p2p=True, environment={"NCCL_NVLS_ENABLE": "0"})
@@ -101,7 +101,7 @@ def test_arms_of_two_settings_are_not_held_by_one_server():
         )
 
 
-def test_a_setting_that_is_not_in_force_is_a_fault():
+def test_a_setting_that_is_inactive_on_is_a_fault():
     def said(**communication):
         return [
             {
@@ -169,7 +169,7 @@ def test_the_facts_of_gpus_are_of_those_that_the_ranks_take(monkeypatch):
 
 
 def test_the_facts_of_a_run_are_those_of_the_machine_it_was_measured_on(tmp_path, monkeypatch):
-    run = Lab(profile(), tmp_path)
+    run = Run(profile(), tmp_path)
     monkeypatch.setattr(
         gpus,
         "facts",

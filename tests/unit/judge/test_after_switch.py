@@ -6,7 +6,7 @@ import pytest
 from simulated_runs import EXPERIMENT, play, profile
 
 from workbench.experiment import schedule
-from workbench.experiment.metrics import Run
+from workbench.experiment.metrics import RunView
 from workbench.experiment.runlog import Block
 from workbench.judge import after_switch, verdict
 
@@ -15,7 +15,7 @@ HOT = ("shared", "own-1", "shared#2")
 
 def hot(
     slower: float = 0.0, starts: int = 4, blocks: int = 4, seed: int = 1, noise: float = 0.01
-) -> Run:
+) -> RunView:
     """A run of hot servers: a block that follows another arm's takes ``slower`` more time."""
     records, last = [], None
     for record in play(
@@ -34,7 +34,7 @@ def hot(
                 record = record.model_copy(update={"requests": requests})
             last = record
         records.append(record)
-    return Run(profile(), records)
+    return RunView(profile(), records)
 
 
 @pytest.mark.parametrize("slower", [0.0, 0.05])
@@ -59,7 +59,7 @@ def test_the_note_says_which():
 
 
 def test_servers_of_one_arm_have_no_note():
-    run = Run(profile(), play(schedule.by_starts(EXPERIMENT, HOT, 3, 2, 40, 1, 1, seed=3)))
+    run = RunView(profile(), play(schedule.by_starts(EXPERIMENT, HOT, 3, 2, 40, 1, 1, seed=3)))
     assert (
         after_switch.note(run, EXPERIMENT) is None and after_switch.note(hot(), "baseline") is None
     )

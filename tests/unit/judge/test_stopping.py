@@ -89,7 +89,7 @@ def test_a_budget_ends_the_run_before_the_round_that_would_exceed_it():
 @pytest.mark.parametrize("again", [False, True])
 def test_the_lab_leaves_out_what_is_left_and_says_so(again, run, monkeypatch):  # noqa: F811
     fake = Servers(monkeypatch)
-    short = lab.Lab(
+    short = lab.Run(
         run.profile.model_copy(
             update={
                 "plan": run.profile.plan.model_copy(

@@ -16,7 +16,7 @@ from workbench import cli
 from workbench.judge import stats
 from workbench.judge.stats import Interval
 from workbench.report import two_runs
-from workbench.report.two_runs import Run
+from workbench.report.two_runs import Side
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -25,7 +25,7 @@ def run(name="first", **changes):
     verdict = copy.deepcopy(VERDICT)
     for comparison in verdict["comparisons"]:
         comparison |= changes.get("comparisons", {})
-    return Run(
+    return Side(
         name,
         verdict | changes.get("verdict", {}),
         PROVENANCE | changes.get("provenance", {}),
@@ -100,7 +100,7 @@ def test_a_comparison_of_one_run_alone_and_a_refused_one_have_no_ratio_of_ratios
 
 
 def test_two_runs_with_nothing_in_common_have_a_page_that_says_so():
-    empty = Run("empty", {}, {}, {})
+    empty = Side("empty", {}, {}, {})
     assert (
         two_runs.sentence(run(), empty)
         == "Nothing was compared with a result in both runs, first (A) and empty (B)."

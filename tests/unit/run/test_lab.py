@@ -86,7 +86,7 @@ class Servers:
         arm = self.arms[url]
         asked = self.profile.speculation.of(arm)
         ranks = range(TP)
-        in_force = [
+        active = [
             (
                 {
                     "arm": arm.name,
@@ -102,7 +102,7 @@ class Servers:
             )
             for r in ranks
         ]
-        in_force[-1] |= self.changes["said"]
+        active[-1] |= self.changes["said"]
         rounds = (
             dict.fromkeys(("draft", "verify", "draft_extend"), self.rounds)
             if arm.speculates
@@ -118,7 +118,7 @@ class Servers:
         return {
             "server": "fake",
             "arm": arm.name if arm.speculates else "none",
-            "in_force": in_force,
+            "active": active,
             "counts": counts | self.changes["counts"],
         }
 
@@ -129,7 +129,7 @@ def task(arm: str, group: int = 0) -> Task:
 
 @pytest.fixture
 def run(tmp_path):
-    made = lab.Lab(profile(), tmp_path)
+    made = lab.Run(profile(), tmp_path)
     made.__dict__["prompts"] = [{"id": f"p{n}", "input_ids": [n]} for n in range(4)]
     return made
 
@@ -193,9 +193,9 @@ def test_an_arm_is_reached_by_a_switch_where_the_server_holds_it_and_by_a_start_
     )
 
 
-def at_once(run, servers: int) -> lab.Lab:
+def at_once(run, servers: int) -> lab.Run:
     """The run with so many servers up together."""
-    found = lab.Lab(
+    found = lab.Run(
         run.profile.model_copy(
             update={"server": run.profile.server.model_copy(update={"at_once": servers})}
         ),
@@ -299,7 +299,7 @@ def test_a_plan_of_the_whole_experiment_runs_and_is_attested(run, monkeypatch):
     assert (
         all(b.attested for b in blocks(run)) and sum(call[0] == "start" for call in fake.calls) == 7
     )
-    assert attestation.not_in_force(Arm.parse("own-1"), [], TP, run.profile.speculation)
+    assert attestation.inactive_on(Arm.parse("own-1"), [], TP, run.profile.speculation)
     assert not list(Path(run.folder).glob("*.log"))
 
 
@@ -322,9 +322,8 @@ def test_a_trace_is_taken_around_its_requests_and_a_refusal_costs_the_trace_alon
     stop = [] if refused else [("stop_profile",)]
     assert servers.calls[-2 - len(stop) :] == [("start_profile", "own-1"), ("send", "own-1"), *stop]
     blocks = [r for r in run.records if isinstance(r, Block)]
-    assert [b.role for b in blocks] == ["measure", "trace"] and run.verdict.arms["draft_tp"][
-        "own-1"
-    ]["blocks"] == 1
+    assert [b.role for b in blocks] == ["measure", "trace"]
+    assert run.verdict.arms["draft_tp"]["own-1"].blocks == 1
     assert [r.value for r in run.records if isinstance(r, Finding)] == (
         [{"why": refused}] if refused else []
     )
@@ -428,8 +427,8 @@ def test_an_optional_arm_whose_server_hangs_at_work_is_left_out_and_its_server_e
     ]
 
 
-def going_on(run) -> lab.Lab:
-    found = lab.Lab(
+def going_on(run) -> lab.Run:
+    found = lab.Run(
         run.profile.model_copy(
             update={"plan": run.profile.plan.model_copy(update={"on_failure": "go_on"})}
         ),
@@ -524,7 +523,7 @@ def test_where_the_run_goes_on_and_nothing_can_be_measured_it_fails(run, monkeyp
 def test_a_sweep_ends_when_its_seconds_are_spent_and_a_resumed_one_does_not_begin_again(
     tmp_path, monkeypatch
 ):
-    made = lab.Lab(profile(plan={"budget_s": 0.5}), tmp_path)
+    made = lab.Run(profile(plan={"budget_s": 0.5}), tmp_path)
     made.__dict__["prompts"] = [{"id": f"p{n}", "input_ids": [n]} for n in range(4)]
     fake = Servers(monkeypatch)
     pairs = [

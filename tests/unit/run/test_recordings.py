@@ -163,7 +163,7 @@ def test_it_replays_where_neither_pair_nor_prompts_exist(run, tmp_path, capsys):
         and probe.table(None).empty
         and found.preflight() == []
     )
-    assert found.find("draft_tp", "new", 3) == 3 and found.finding("new") is None
+    assert found.record_finding("draft_tp", "new", 3) == 3 and found.finding("new") is None
     assert collectives.facts(found) == communication.Facts("cpu", 2)
     # Opened again, as each notebook does, and by its folder.
     assert (

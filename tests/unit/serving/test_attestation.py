@@ -204,17 +204,17 @@ def running(**changes) -> list[dict]:
     ],
 )
 def test_the_arm_in_force_is_that_of_every_rank(changes, words):
-    found = attestation.not_in_force(Arm.parse("own-2+steps=2"), running(**changes), 4, CHAIN)
+    found = attestation.inactive_on(Arm.parse("own-2+steps=2"), running(**changes), 4, CHAIN)
     assert not found if words is None else len(found) == 1 and re.search(words, found[0])
 
 
-def test_silent_ranks_and_drafts_under_none_are_not_in_force():
+def test_silent_ranks_and_drafts_under_none_are_inactive_on():
     assert (
         "3 of 4 ranks"
-        in attestation.not_in_force(Arm.parse("own-2+steps=2"), running()[:3], 4, CHAIN)[0]
+        in attestation.inactive_on(Arm.parse("own-2+steps=2"), running()[:3], 4, CHAIN)[0]
     )
-    assert attestation.not_in_force(Arm.parse("none"), [{"arm": "none"}] * 2, 2, CHAIN) == []
-    assert len(attestation.not_in_force(Arm.parse("none#2"), running(), 4, CHAIN)) == 4
+    assert attestation.inactive_on(Arm.parse("none"), [{"arm": "none"}] * 2, 2, CHAIN) == []
+    assert len(attestation.inactive_on(Arm.parse("none#2"), running(), 4, CHAIN)) == 4
 
 
 def request(**changes) -> Request:

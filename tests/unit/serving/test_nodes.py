@@ -54,7 +54,7 @@ def test_a_server_on_one_node_is_started_as_ever():
         not {"--nnodes", "--node-rank", "--dist-init-addr"} & set(part.command)
         and "GLOO_SOCKET_IFNAME" not in part.environment
     )
-    assert nodes.keeper(part.node, part.environment, part.command) == (
+    assert nodes.supervisor_command(part.node, part.environment, part.command) == (
         (sys.executable, "-m", "workbench.serving.supervisor", *part.command),
         part.environment,
     )
@@ -210,7 +210,7 @@ def test_a_node_that_dies_ends_the_server_with_its_own_log(tmp_path, monkeypatch
     fails = (sys.executable, "-c", "raise SystemExit('draft-tp: the second node failed')")
     parts = tuple(Part(node, command, {}) for node, command in zip(spread(2).nodes, (waits, fails)))
     monkeypatch.setattr(
-        launch_command, "plan", lambda *_, **__: launch_command.Launch(FAR, 1, parts, None)
+        server, "plan", lambda *_, **__: launch_command.Launch(FAR, 1, parts, None)
     )
     with pytest.raises(ServerFailed, match="died while starting: the second node failed"):
         with server.serve(spread(2), Arm("shared"), tmp_path / "x.log"):
