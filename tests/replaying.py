@@ -8,6 +8,8 @@ from pathlib import Path
 
 from workbench.experiment.profile_sections import ROOT
 
+SHORT = ("-p", "workload.requests_per_block=1")  # blocks of one request
+
 
 @dataclass(frozen=True)
 class Replayed:

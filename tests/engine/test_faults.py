@@ -401,7 +401,7 @@ def test_a_stray_server_that_answers_like_ours_is_never_measured(tmp_path, monke
     )
     waits = launch_command.Part(launch.parts[0].node, ("sleep", "600"), {}, stray.server_port)
     monkeypatch.setattr(
-        launch,
+        server,
         "plan",
         lambda *_, **__: launch_command.Launch("ours", stray.server_port, (waits,), launch.orders),
     )

@@ -49,6 +49,7 @@ def test_a_forked_server_is_like_a_started_one_and_reads_no_other_servers_enviro
         ]
 
 
+@pytest.mark.long  # tests/engine/test_faults.py kills one under a run
 def test_what_a_nursery_forked_ends_with_it(tiny, logfolder, monkeypatch):
     monkeypatch.delenv(forkserver.VARIABLE)
     there = nurseries()

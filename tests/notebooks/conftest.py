@@ -1,7 +1,7 @@
 """One replay of the whole investigation, shared by the tests that look at what it leaves."""
 
 import pytest
-from replaying import Replayed, replay
+from replaying import SHORT, Replayed, replay
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -12,8 +12,10 @@ def _import(imported_once):
 
 @pytest.fixture(scope="session")
 def replayed(tmp_path_factory) -> Replayed:
-    """What ``make replay`` does, in a folder of its own."""
-    return replay(tmp_path_factory.mktemp("run") / "tiny")
+    """What ``make replay`` does, in a folder of its own, with blocks of one request: whether all of
+    it is done, and what it finds of tokens, does not hang on how long a block is.
+    """
+    return replay(tmp_path_factory.mktemp("run") / "tiny", *SHORT)
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,8 @@ STAGE_COLOURS = ("#d9a441", "#35618f", "#9fb8cf", "#8c6bb1")
 
 def svg(chart: alt.TopLevelMixin) -> str:
     """The chart as one SVG element: no script, nothing loaded, text escaped by Vega."""
-    return vl_convert.vegalite_to_svg(chart.to_dict(), allowed_base_urls=[])
+    # Altair validated each part when it was made; the whole again takes as long as the drawing.
+    return vl_convert.vegalite_to_svg(chart.to_dict(validate=False), allowed_base_urls=[])
 
 
 def inline(chart: alt.TopLevelMixin) -> SVG:
