@@ -209,9 +209,7 @@ def test_a_node_that_dies_ends_the_server_with_its_own_log(tmp_path, monkeypatch
     waits = (sys.executable, "-c", "import time; time.sleep(600)")
     fails = (sys.executable, "-c", "raise SystemExit('draft-tp: the second node failed')")
     parts = tuple(Part(node, command, {}) for node, command in zip(spread(2).nodes, (waits, fails)))
-    monkeypatch.setattr(
-        server, "plan", lambda *_, **__: launch_command.Launch(FAR, 1, parts, None)
-    )
+    monkeypatch.setattr(server, "plan", lambda *_, **__: launch_command.Launch(FAR, 1, parts, None))
     with pytest.raises(ServerFailed, match="died while starting: the second node failed"):
         with server.serve(spread(2), Arm("shared"), tmp_path / "x.log"):
             pass
