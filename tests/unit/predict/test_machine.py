@@ -235,15 +235,15 @@ def test_one_input_that_fails_costs_none_of_the_others(tmp_path, monkeypatch):
     script.write_text("""
 import os
 import torch
-from workbench.engine import machine_bench as measure
+from workbench.engine import bench_clock, collective_bench, machine_bench as measure
 
-measure.CPU = measure.Sizes(1 << 20, (4, 64), 64, torch.float32, (1024, 4096), 2, 1)
+measure.CPU = bench_clock.Sizes(1 << 20, (4, 64), 64, torch.float32, (1024, 4096), 2, 1)
 
 def gather(self, output, x):
     raise RuntimeError("no such transport\\nand more")
 
-measure.Gloo.all_gather_into_tensor = gather
-measure.Gloo.broadcast = lambda self, x, src=0: os._exit(3)
+collective_bench.Gloo.all_gather_into_tensor = gather
+collective_bench.Gloo.broadcast = lambda self, x, src=0: os._exit(3)
 if __name__ == "__main__":
     measure.main()
 """)
