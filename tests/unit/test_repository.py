@@ -7,63 +7,13 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-import yaml
 
 from workbench.experiment.profile_sections import ROOT
 from workbench.replay import NOTEBOOKS
-
-PIN = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s#]+)")
-
-
-def pins(name: str) -> dict[str, str]:
-    found = [
-        PIN.match(line)
-        for line in (ROOT / name).read_text().splitlines()
-        if line.strip() and not line.startswith("#")
-    ]
-    assert all(found), f"{name} has an unpinned line"
-    return {match[1].lower(): match[2] for match in found}
-
-
-def test_every_version_is_pinned_once_and_the_files_agree():
-    own, cpu, bare = (pins(f"requirements{kind}.txt") for kind in ("", "-cpu", "-cpu-nodeps"))
-    assert not (own.keys() & cpu.keys() | own.keys() & bare.keys() | cpu.keys() & bare.keys())
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["tool"]["setuptools"]["dynamic"]["dependencies"] == {
-        "file": ["requirements.txt"]
-    }
-    assert project["project"]["optional-dependencies"]["gpu"] == [f"sglang=={bare['sglang']}"]
-    conda = yaml.safe_load((ROOT / "environment.yml").read_text())
-    pip = next(entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict))
-    published = dict(PIN.match(line).groups() for line in pip if "==" in line)
-    everything = own | cpu | bare
-    assert published["sglang"] == bare["sglang"]
-    assert all(everything[name.lower()] == version for name, version in published.items())
-    from workbench.engine.orders import SGLANG
-
-    assert SGLANG == bare["sglang"]
-
-
-def test_the_named_packages_are_there():
-    named = {
-        "jupyterlab",
-        "ipywidgets",
-        "torch",
-        "sglang",
-        "papermill",
-        "pandas",
-        "altair",
-        "pytest",
-    }
-    assert named <= {
-        name for kind in ("", "-cpu", "-cpu-nodeps") for name in pins(f"requirements{kind}.txt")
-    }
-
 
 @pytest.mark.parametrize("how", ["check", "format --check"])
 def test_the_code_is_as_make_lint_wants_it(how):
