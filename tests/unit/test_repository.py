@@ -15,6 +15,7 @@ import pytest
 from workbench.experiment.profile_sections import ROOT
 from workbench.replay import NOTEBOOKS
 
+
 @pytest.mark.parametrize("how", ["check", "format --check"])
 def test_the_code_is_as_make_lint_wants_it(how):
     code = ["workbench", "tests", "fixtures/training"]
