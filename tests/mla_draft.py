@@ -22,7 +22,9 @@ _ATTENTION = (
     "v_head_dim",
     "num_attention_heads",
     "num_key_value_heads",
-    "rope_parameters",
+    "rope_parameters",  # or, as the published wrapper has them:
+    "rope_scaling",
+    "rope_theta",
 )
 
 
@@ -34,8 +36,9 @@ def beside(kimi: profile.Profile, folder: Path) -> profile.Profile:
         json.loads((side / "config.json").read_text())
         for side in (kimi.pair.target, kimi.pair.draft)
     )
+    target = target.get("text_config", target)
     config = {key: value for key, value in draft.items() if key not in ("head_dim", "rope_theta")}
-    config |= {key: target[key] for key in _ATTENTION} | {
+    config |= {key: target[key] for key in _ATTENTION if key in target} | {
         "architectures": [sharding.MLA_DRAFT],
         "model_type": "kimi_k2",
     }

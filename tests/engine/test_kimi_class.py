@@ -1,12 +1,13 @@
-"""A target of Kimi's class (MLA, experts, YaRN) with a LLaMA-like and with an MLA draft: both
-placements in one server, against the reference.
+"""A target of Kimi's class (MLA, experts, YaRN), plain and in the published wrapper, with a
+LLaMA-like and with an MLA draft: both placements in one server, against the reference.
 
-The reference's tokens are those of the target alone; that the arm none serves the same was tried
-once and is what the replay checks of any pair.
+The reference's tokens are those of the plain target alone. The wrapper's folder brings code that
+raises when it is run, and a vision tower that nobody asks for.
 """
 
 import json
 
+import kimi_folders
 import mla_draft
 import pytest
 from serving import ask, histogram, memory, per_round, serving
@@ -36,12 +37,27 @@ def decoded(kimi, prompts) -> list[reference_models.Decoded]:
     )
 
 
+@pytest.fixture(scope="module")
+def wrapped(kimi, tmp_path_factory) -> profile.Profile:
+    folder = kimi_folders.wrapped(kimi.pair.target, tmp_path_factory.mktemp("kimi") / "wrapped")
+    server = kimi.server.model_copy(
+        update={"flags": {**kimi.flags, "skip-tokenizer-init": True}, "trust_remote_code": False}
+    )
+    pair = kimi.pair.model_copy(update={"target": folder})
+    return kimi.model_copy(update={"pair": pair, "server": server})
+
+
+@pytest.fixture(params=["plain", "wrapped"])
+def chosen(request, kimi, wrapped) -> profile.Profile:
+    return {"plain": kimi, "wrapped": wrapped}[request.param]
+
+
 def test_shared_and_own_1_give_the_targets_own_tokens_and_the_references_counts(
-    kimi, prompts, decoded, logfolder, tmp_path
+    chosen, prompts, decoded, logfolder, tmp_path
 ):
-    with serving(kimi, ("shared", "own-1"), logfolder / "kimi") as up:
+    with serving(chosen, ("shared", "own-1"), logfolder / chosen.pair.target.name) as up:
         assert up.unattested == ()
-        held = memory(up, kimi, tmp_path)
+        held = memory(up, chosen, tmp_path)
         assert len(held) == 11 and held["off (%)"].abs().max() <= memory_check.WITHIN, (
             held.to_string()
         )
@@ -60,13 +76,21 @@ def test_shared_and_own_1_give_the_targets_own_tokens_and_the_references_counts(
             assert (rounds["draft"], rounds["draft_extend"]) == collectives
 
 
+def test_the_wrapped_target_alone_gives_the_same_tokens(wrapped, prompts, decoded, logfolder):
+    with serving(wrapped, "none", logfolder / "wrapped-none") as up:
+        assert up.unattested == ()
+        assert client.server_info(up.url)["draft_tp"]["launcher"] == {"built": []}
+        answers = ask(up, prompts, PROMPTS, TOKENS)
+        assert [a.output_ids for a in answers] == [d.output_ids for d in decoded]
+
+
 def test_a_draft_of_kimis_own_class_is_placed_as_a_llama_like_one(
-    kimi, prompts, decoded, logfolder, tmp_path
+    wrapped, prompts, decoded, logfolder, tmp_path
 ):
     """There is no reference of it, so the placements are held against each other: some of its
     drafts are right, and the same ones under both.
     """
-    chosen = mla_draft.beside(kimi, tmp_path / "draft")
+    chosen = mla_draft.beside(wrapped, tmp_path / "draft")
     with serving(chosen, ("shared", "own-1"), logfolder / "kimi-mla") as up:
         assert up.unattested == ()
         held = memory(up, chosen, tmp_path)

@@ -14,6 +14,7 @@ from workbench.engine import (
     attest,
     counting,
     placement,
+    token_ids,
     unsupported,
 )
 from workbench.engine.hooks import Hook, Refused, install
@@ -40,6 +41,7 @@ def register(role: str | None = None) -> None:
             hooks += (
                 unsupported.argument_hooks(orders)
                 + arm_route.hooks(orders)
+                + token_ids.hooks()
                 + (_process_hooks() if orders.cpu else [])
             )
         installed: list[str] = []

@@ -11,6 +11,7 @@ from typing import Any
 
 from workbench.experiment import communication
 from workbench.experiment.arms import Arm
+from workbench.experiment.profile import Profile
 from workbench.experiment.profile_sections import Speculation
 from workbench.experiment.runlog import Request
 
@@ -197,6 +198,22 @@ def _replicas(arm: Arm, attestation: Sequence[Mapping]) -> list[str]:
         f"replicas of the draft's shard {place} differ in their weights"
         for place, seen in digests.items()
         if len(seen) > 1
+    ]
+
+
+def launcher_faults(profile: Profile, launcher: Mapping[str, Any] | None) -> list[str]:
+    """Why a server of token ids is not one; empty when it built no tokenizer and no processor, or
+    was not asked to do without.
+
+    launcher: what the server's first process says of itself (workbench/engine/token_ids.py).
+    """
+    if not profile.flag("skip-tokenizer-init", False):
+        return []
+    if launcher is None:
+        return ["the launcher does not say whether it built a tokenizer"]
+    return [
+        f"the launcher built a {name} from the target's folder under skip-tokenizer-init"
+        for name in launcher["built"]
     ]
 
 

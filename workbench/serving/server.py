@@ -111,6 +111,7 @@ def serve(
             )
         ]
         unattested += attestation.communication_faults(arms[0].comm, said["attestation"])
+        unattested += attestation.launcher_faults(profile, said.get("launcher"))
         yield Server(
             launch,
             arms,
