@@ -120,6 +120,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("profile")
     check.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
+    check.add_argument(
+        "--gpus",
+        metavar="NUMBERxSIZE",
+        help="reckon with such GPUs, e.g. 8x96GiB, instead of those of this machine",
+    )
     check.set_defaults(do=commands.check)
     predict = subparsers.add_parser(
         "predict",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -104,7 +105,9 @@ def check(options: argparse.Namespace) -> int:
     from workbench.experiment.profile import load
     from workbench.predict import preflight
 
-    checks = preflight.check(load(options.profile, changes(options.changes)))
+    checks = preflight.check(
+        load(options.profile, changes(options.changes)), free_bytes=_sizes(options.gpus)
+    )
     for check in checks:
         print(
             f"{check.status:8} {check.name}: {check.detail}"
@@ -112,6 +115,20 @@ def check(options: argparse.Namespace) -> int:
         )
     preflight.refuse(checks)
     return 0
+
+
+def _sizes(gpus: str | None) -> list[int] | None:
+    """``8x96GiB`` as eight times so many bytes; None for None.
+
+    Raises: BadInput for anything else.
+    """
+    if gpus is None:
+        return None
+    unit = {"GiB": 1 << 30, "GB": 10**9, "MiB": 1 << 20}
+    found = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?) ?(GiB|GB|MiB)", gpus.strip())
+    if not found or not float(found[2]):
+        raise BadInput("--gpus", f"{gpus!r} is no NUMBERxSIZE", "write for example --gpus 8x96GiB")
+    return [int(float(found[2]) * unit[found[3]])] * int(found[1])
 
 
 def predict(options: argparse.Namespace) -> int:

@@ -105,6 +105,10 @@ class Profile(Section):
         return self.nodes[0].address.startswith(_LOOPBACK)
 
 
+# Sections whose names are SGLang's or the system's: one of them is changed without the others.
+_OPEN = ("server.flags", "server.environment")
+
+
 def available() -> list[str]:
     """Names of the profiles that ship with the workbench."""
     return sorted(p.stem for p in PROFILES.glob("*.yaml"))
@@ -114,7 +118,8 @@ def load(name: str | Path, changes: dict[str, Any] | None = None) -> Profile:
     """The profile of a name (in notebooks/profiles) or of a YAML file, with dotted changes applied.
 
     changes: e.g. ``{"plan.pairs": 12}``; a bare last name is enough where only one section has it
-        (``{"pairs": 12}``).
+        (``{"pairs": 12}``). ``{"server.flags.NAME": value}`` changes one flag, None takes it
+        out; ``server.environment.NAME`` likewise.
     Raises: BadInput for an unknown profile or field, broken YAML, or a value that does not fit.
     """
     if str(name).startswith("recorded:"):
@@ -171,6 +176,9 @@ def parameters() -> dict[str, str]:
 
 def _change(data: dict, key: str, value: Any) -> None:
     known = parameters()
+    section, _, name = key.rpartition(".")
+    if name and known.get(section) in _OPEN:
+        return _change_one(data, known[section], name, value)
     if key not in known:
         raise BadInput(
             "parameter",
@@ -181,3 +189,15 @@ def _change(data: dict, key: str, value: Any) -> None:
     for section in sections:
         data = data.setdefault(section, {})
     data[field] = value
+
+
+def _change_one(data: dict, section: str, name: str, value: Any) -> None:
+    """One flag or variable, or without it for None."""
+    for part in section.split("."):
+        data[part] = dict(data.get(part) or {})
+        data = data[part]
+    spelling = (lambda word: word.lstrip("-").replace("_", "-")) if "flags" in section else str
+    for known in [known for known in data if spelling(known) == spelling(name)]:
+        del data[known]
+    if value is not None:
+        data[spelling(name)] = value

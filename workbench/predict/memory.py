@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from workbench.experiment.arms import Arm
 from workbench.experiment.profile import Profile
+from workbench.predict import static_fraction
 from workbench.predict.model_shape import ITEM_BYTES, ModelShape
 from workbench.predict.sharding import (
     KNOWN,
@@ -183,26 +184,25 @@ def _kv_bytes(profile: Profile, shape: ModelShape, draft: bool = False) -> int:
     )
 
 
-def static_bytes(profile: Profile, free: int) -> float:
-    """Bytes that weights and KV pools may take of ``free`` (kv_cache_configurator.py:3007
-    mem_fraction_static).
+def static_bytes(
+    profile: Profile, free: int, target: ModelShape | None = None, capacity: int = 0
+) -> float:
+    """Bytes that weights and KV pools may take of ``free`` on a rank
+    (mem_cache/kv_cache_configurator.py:3007 mem_fraction_static).
 
-    Without --mem-fraction-static the least that SGLang's own heuristic keeps back is taken off: 512
-    MiB, 1.5 MiB for each of at least 2048 prefill tokens, 128 MiB a rank, and 10 GiB in all on
-    devices above 60 GiB (arg_groups/memory_hook.py:309 reserved_mem). What CUDA graphs need beside
-    that depends on the batch sizes captured, so this is an upper bound. Ranks of the CPU engine
-    share what is kept back.
+    capacity: bytes of the rank's GPU, by which SGLang chooses where the profile gives no
+        --mem-fraction-static (static_fraction.py); ``free`` where it is 0.
+    Ranks of the CPU engine share one machine, and what is kept back of it.
     """
     fraction = profile.number("mem-fraction-static")
-    if fraction is not None:
-        return fraction * free
-    kept = (
-        512 + 1.5 * max(2048, profile.number("chunked-prefill-size", 2048)) + profile.tp / 8 * 1024
-    )
-    kept = max(kept, 10 * 1024 if free > 60 * GIB else 0) / (
-        profile.tp if profile.engine == "cpu" else 1
-    )
-    return max(0.0, free - MIB * kept)
+    if fraction is None and profile.engine == "cpu":
+        prefill = max(2048, profile.number("chunked-prefill-size", 2048))
+        kept = 512 + 1.5 * prefill + profile.tp / 8 * 1024
+        kept = max(kept, 10 * 1024 if free > 60 * GIB else 0)
+        return max(0.0, free - MIB * kept / profile.tp)
+    if fraction is None:
+        fraction = static_fraction.static_fraction(profile, target, capacity or free)
+    return max(0.0, fraction * free - static_fraction.withheld(profile, target))
 
 
 def gib(count: float) -> str:

@@ -5,7 +5,7 @@ loading weights or torch.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -112,6 +112,7 @@ class ModelShape:
     context: tokens, as SGLang derives it (utils/hf_transformers/common.py:677 get_context_length).
     rope: type of the rotary scaling, ``default`` for none.
     config: the language model's part of config.json.
+    vision: that of its tower, empty where it has none.
     tensors: what the safetensors files hold, empty where there are none.
     """
 
@@ -135,6 +136,7 @@ class ModelShape:
     eagle: Eagle
     quantization: dict[str, Any] | None
     tensors: tuple[Tensor, ...]
+    vision: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def stored(self) -> dict[str, Tensor]:
@@ -243,6 +245,7 @@ def _shape(
         eagle=_eagle(get),
         quantization=get("quantization_config"),
         tensors=tensors,
+        vision=get("vision_config") or {},
     )
 
 

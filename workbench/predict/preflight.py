@@ -18,7 +18,7 @@ from workbench.experiment.checks import Check, passed, refused, warned
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile import Profile
 from workbench.predict import compatibility, memory, server_flags
-from workbench.predict.memory_fit import at_once, equal_pools, free_memory, room
+from workbench.predict.memory_fit import Device, at_once, devices, equal_pools, room
 from workbench.predict.model_folder import model, tried
 from workbench.predict.model_shape import ModelShape
 from workbench.serving import gpu_locks, gpus, nodes
@@ -37,7 +37,7 @@ def check(
     """Check a profile for the given arms (its own where None), in the order in which things can go
     wrong.
 
-    free_bytes: free memory of each rank's device, in bytes; measured where None. Nothing is started
+    free_bytes: memory of each rank's device, in bytes; measured where None. Nothing is started
         and nothing is raised.
     """
     checks: list[Check] = []
@@ -79,28 +79,29 @@ def _findings(
         yield from _fit(profile, target, draft, arms)
     longest, found = _prompts(profile, target)
     yield from found
-    free, found = free_memory(profile, free_bytes)
+    ranks, found = devices(profile, free_bytes)
     yield from found
     # Memory is predicted from shapes, so it means nothing while these do not fit.
     if all(c.status != "refused" for c in so_far):
+        least = Device(
+            min(device.free for device in ranks[: profile.tp]),
+            min(device.total for device in ranks[: profile.tp]),
+        )
+        static = memory.static_bytes(profile, least.free, target, least.total)
         needs = {arm: memory.predict(profile, target, draft, arm) for arm in arms}
         served = [
             memory.together({arm: needs[arm] for arm in held})
             for held in plans.servers(profile, arms)
         ]
+        heaviest = max(served, key=lambda need: need.weights)
         for arm in arms:
-            yield room(profile, needs[arm], arm, min(free[: profile.tp]), longest)
+            yield room(profile, needs[arm], arm, least, static, longest, heaviest)
         for need, held in zip(served, plans.servers(profile, arms)):
             if need not in needs.values():
-                yield room(
-                    profile,
-                    need,
-                    max(held, key=lambda arm: profile.speculation.of(arm).draft_tokens),
-                    min(free[: profile.tp]),
-                    longest,
-                )
-        yield from equal_pools(profile, served, min(free[: profile.tp]))
-        yield from at_once(profile, served, min(free[: profile.tp]))
+                widest = max(held, key=lambda arm: profile.speculation.of(arm).draft_tokens)
+                yield room(profile, need, widest, least, static, longest, heaviest)
+        yield from equal_pools(profile, served, static)
+        yield from at_once(profile, served, static)
 
 
 def refuse(checks: Iterable[Check]) -> None:

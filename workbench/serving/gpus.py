@@ -24,7 +24,7 @@ class Gpu:
     """One GPU as the driver knows it.
 
     index: NVML's, in the order of PCI addresses.
-    free: bytes free when it was asked.
+    free, total: bytes free when it was asked, and of all of it.
     capability: CUDA compute capability.
     """
 
@@ -32,6 +32,7 @@ class Gpu:
     uuid: str
     name: str
     free: int
+    total: int
     capability: tuple[int, int]
 
 
@@ -159,11 +160,13 @@ def _driver() -> Iterator[bool]:
 
 def _gpu(index: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return Gpu(
         index,
         _text(pynvml.nvmlDeviceGetUUID(handle)),
         _text(pynvml.nvmlDeviceGetName(handle)),
-        pynvml.nvmlDeviceGetMemoryInfo(handle).free,
+        memory.free,
+        memory.total,
         tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
     )
 

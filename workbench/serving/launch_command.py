@@ -129,11 +129,7 @@ def plan(
     flags |= (
         CPU_FLAGS
         if profile.engine == "cpu"
-        else {
-            "cuda-graph-max-bs-decode": max(
-                concurrency, profile.workload.concurrency, *plans.PARITY_CONCURRENCY
-            )
-        }
+        else {"cuda-graph-max-bs-decode": max(concurrency, most_at_once(profile))}
     )
     flags |= profile.flags | dict(comm.flags if comm else {})
     if profile.server.trust_remote_code:
@@ -184,6 +180,11 @@ def plan(
         given,
         str(flags["host"]),
     )
+
+
+def most_at_once(profile: Profile) -> int:
+    """The most requests that a run sends a server at once, larger loads of 05_steps apart."""
+    return max(profile.workload.concurrency, *plans.PARITY_CONCURRENCY)
 
 
 def _command(flags: Mapping[str, Any]) -> tuple[str, ...]:

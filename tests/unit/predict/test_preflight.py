@@ -292,14 +292,12 @@ def test_free_memory_is_that_of_the_gpus_that_the_ranks_take(tmp_path, monkeypat
     apart = cuda.model_copy(
         update={"server": cuda.server.model_copy(update={"flags": {"base-gpu-id": 1}})}
     )
-    assert memory_fit.free_memory(cuda, None)[0] == [
-        100 << 20,
-        300 << 20,
-    ] and memory_fit.free_memory(apart, None)[0] == [300 << 20, 200 << 20]
+    for given, expected in ((cuda, [100, 300]), (apart, [300, 200])):
+        found = memory_fit.devices(given, None)[0]
+        assert [device.free >> 20 for device in found] == expected
+        assert {device.total >> 20 for device in found} == {143771}
     fake_gpus.install(monkeypatch, [])
-    assert [(c.status, c.name) for c in memory_fit.free_memory(cuda, None)[1]] == [
-        ("refused", "tp")
-    ]
+    assert [(c.status, c.name) for c in memory_fit.devices(cuda, None)[1]] == [("refused", "tp")]
 
 
 # ------------------------------------------------------------------ memory
@@ -657,11 +655,10 @@ def test_a_layout_that_is_not_known_is_never_refused_for_memory(tmp_path):
 
 @pytest.mark.parametrize(
     "free, flags, engine, kept",
-    [
-        (8 << 30, {}, "cuda", 512 + 3072 + 256),
-        (80 << 30, {}, "cuda", 10 * 1024),
+    [  # on GPUs: tests/engine/test_memory_of_sglang.py
         (8 << 30, {}, "cpu", (512 + 3072 + 256) / 2),
-        (8 << 30, {"chunked-prefill-size": 4096}, "cuda", 512 + 6144 + 256),
+        (8 << 30, {"chunked-prefill-size": 4096}, "cpu", (512 + 6144 + 256) / 2),
+        (80 << 30, {}, "cpu", 10 * 1024 / 2),
     ],
 )
 def test_what_sglang_keeps_back_without_a_fraction(tmp_path, free, flags, engine, kept):
