@@ -358,7 +358,11 @@ def _quantized(
     convert = {None: None, "compressed-tensors": _int4, "fp8": _fp8, "awq": _awq}[method]
     found: dict[str, torch.Tensor] = {}
     for name, value in weights.items():
-        chosen = ".experts." in name or method == "fp8" and name.endswith("_proj.weight")
+        chosen = {
+            "compressed-tensors": ".experts." in name,
+            "awq": ".mlp." in name and name.endswith("_proj.weight") and "shared" not in name,
+            "fp8": name.endswith(("_proj.weight", "_proj_with_mqa.weight")),
+        }.get(method, False)
         if convert is None or not chosen:
             found[name] = value
         else:

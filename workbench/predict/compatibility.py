@@ -7,13 +7,13 @@ from __future__ import annotations
 from workbench.experiment.arms import Arm
 from workbench.experiment.checks import Check, passed, refused, warned
 from workbench.experiment.profile import Profile
+from workbench.predict import quantized
 from workbench.predict.aux_layers import aux_layers
 from workbench.predict.memory import serving_dtype
 from workbench.predict.model_shape import ModelShape
 from workbench.predict.sharding import (
     EAGLE3_DRAFTS,
     MLA_DRAFT,
-    implied,
     keeps_embedding,
     takes_head,
 )
@@ -308,28 +308,8 @@ def _layers(shape: ModelShape) -> str:
 
 
 def stored_weights(shape: ModelShape) -> Check:
-    """The files hold every weight that config.json implies, in its shape; SGLang leaves a weight
-    that is not there uninitialised.
-    """
-    if not shape.tensors:
-        return passed(shape.field, f"{shape.architecture}, {_layers(shape)}, no weights")
-    for expected in implied(shape) if not shape.quantization else ():
-        found = shape.stored.get(expected.name)
-        if found is None:
-            return refused(
-                shape.field, f"its weights lack {expected.name}", "take a complete model folder"
-            )
-        if found.shape != expected.shape:
-            return refused(
-                f"{shape.field}.{expected.name}",
-                f"is {list(found.shape)} where config.json implies {list(expected.shape)}",
-                "take weights and config.json of one model",
-            )
-    return passed(
-        shape.field,
-        f"{shape.architecture}, {_layers(shape)}, {len(shape.tensors)} tensors as config.json"
-        " implies",
-    )
+    """The files hold every weight that config.json implies (quantized.py)."""
+    return quantized.complete(shape, _layers(shape))
 
 
 PAIR_RULES = (

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from workbench.experiment.arms import Arm
 from workbench.experiment.profile import Profile
-from workbench.predict import static_fraction
+from workbench.predict import quantized, static_fraction
 from workbench.predict.model_shape import ITEM_BYTES, ModelShape
 from workbench.predict.sharding import (
     KNOWN,
-    implied,
     is_served,
     keeps_embedding,
     kv_heads_a_rank,
@@ -134,7 +133,7 @@ def weight_bytes(profile: Profile, shape: ModelShape, ranks: int) -> int:
     return round(
         sum(
             rank_bytes(shape, t, ranks, dtype, unit)
-            for t in shape.tensors or implied(shape)
+            for t in quantized.weights(shape)
             if is_served(shape, t)
         )
     )
@@ -214,8 +213,8 @@ def gib(count: float) -> str:
 
 
 def _exact(shape: ModelShape) -> bool:
-    """Whether the layout of every weight and of the pool is known; quantised weights are known only
-    where their files are there.
+    """Whether the layout of every weight and of the pool is known; of a quantization that is not
+    known here, only where the files are there.
     """
     sliding = (
         shape.config.get("use_sliding_window")
@@ -225,5 +224,6 @@ def _exact(shape: ModelShape) -> bool:
     return (
         shape.architecture in KNOWN
         and not sliding
-        and bool(shape.tensors or not shape.quantization)
+        and bool(shape.tensors or not shape.vision)  # a tower's weights are not implied
+        and bool(shape.tensors or not quantized.unknown(shape))
     )

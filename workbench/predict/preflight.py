@@ -17,7 +17,7 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.checks import Check, passed, refused, warned
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile import Profile
-from workbench.predict import compatibility, memory, server_flags
+from workbench.predict import compatibility, memory, quantized, server_flags
 from workbench.predict.memory_fit import Device, at_once, devices, equal_pools, room
 from workbench.predict.model_folder import model, tried
 from workbench.predict.model_shape import ModelShape
@@ -169,6 +169,9 @@ def unlocked(profile: Profile) -> Iterator[Check]:
 def _fit(
     profile: Profile, target: ModelShape, draft: ModelShape | None, arms: Sequence[Arm]
 ) -> Iterator[Check]:
+    for shape in (target, draft):
+        if shape is not None:
+            yield from quantized.served(profile, shape)
     yield compatibility.kernels(profile, target)
     yield compatibility.rotary(profile, target)
     yield compatibility.heads(profile, target, profile.tp, "tp")

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile import Profile
-from workbench.predict import memory
+from workbench.predict import memory, quantized
 from workbench.predict.model_shape import ITEM_BYTES, ModelShape, canonical
 from workbench.predict.sharding import (
     MLA_DRAFT,
     VISION,
     VOCABULARY,
     head_rows,
-    implied,
     is_served,
     padded_rows,
     rank_bytes,
@@ -99,7 +98,7 @@ def _weights(profile: Profile, shape: ModelShape, ranks: int) -> _Weights:
     dtype, unit = memory.serving_dtype(profile, shape), 32 * ranks if profile.engine == "cpu" else 1
     sums = {part: [0.0, 0.0] for part in ("always", "expert", "fc")}
     products: set[str] = set()
-    for tensor in shape.tensors or implied(shape):
+    for tensor in quantized.weights(shape):
         name = canonical(tensor.name)
         module = name.split(".")[-2] if "." in name else name
         if (
@@ -119,9 +118,10 @@ def _weights(profile: Profile, shape: ModelShape, ranks: int) -> _Weights:
                 continue  # experts are equal: the first stands for each
             part, share = "expert", 1.0 if number else 1 / shape.experts.count
         if len(tensor.shape) > 1 and part != "fc":
-            products.add(_fused(name))
+            products.add(_fused(name.rsplit(".", 1)[0] + "."))  # its scales are read with it
         sums[part][0] += share * rank_bytes(shape, tensor, ranks, dtype, unit)
-        sums[part][1] += share * rank_elements(shape, tensor, ranks, unit)
+        multiplied = quantized.values(shape, tensor) * rank_elements(shape, tensor, ranks, unit)
+        sums[part][1] += share * multiplied
     if not sums["always"][1]:
         raise BadInput(
             shape.field,

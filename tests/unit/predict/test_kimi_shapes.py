@@ -8,7 +8,7 @@ import pytest
 from workbench import cli
 from workbench.experiment import profile
 from workbench.experiment.profile_sections import ROOT
-from workbench.predict import memory, model_shape, preflight
+from workbench.predict import memory, model_shape, preflight, stage_work
 
 GIB = 1 << 30
 # By hand from the published shapes: INT4 experts with their scales, everything else in BF16, on
@@ -42,6 +42,15 @@ def test_the_profile_of_the_origin_passes_and_its_weights_are_those_counted_by_h
     found = {arm.name: need.weights / GIB for arm, need in needs.items()}
     assert {name: found[name] for name in BY_HAND} == pytest.approx(BY_HAND, rel=0.002)
     assert memory.together(needs).weights / GIB == pytest.approx(ALL_ARMS, rel=0.002)
+
+
+def test_a_forward_reads_its_weights_by_as_many_products_as_counted_by_hand(folder):
+    """A layer: Q's second projection, the first ones in one, kv_b, o; the router; gate_up and down
+    of the experts and of the shared one. The first layer has one feed-forward; one is the head.
+    """
+    chosen = profile.load("rtx6000-x8-kimi", changes(folder))
+    target = model_shape.read(chosen.pair.target, "pair.target")
+    assert stage_work.forward(chosen, target, 8, 1, rows=1).products == 60 * 9 + 6 + 1
 
 
 def test_sglangs_own_share_is_refused_with_flags_that_fit_and_these_pass(folder, capsys):
