@@ -129,17 +129,26 @@ def _parser() -> argparse.ArgumentParser:
     predict = subparsers.add_parser(
         "predict",
         help=(
-            "before any measurement: own-N over shared on more GPUs, by the inputs of a run with"
-            " fewer"
+            "before any measurement: every stage, tokens/s and own-N over shared, by the inputs of"
+            " a run on fewer or other GPUs, or by inputs given by hand"
         ),
     )
     predict.add_argument("profile")
     predict.add_argument(
         "folder",
         metavar="RUN",
+        nargs="?",
         help="a run whose log holds its machine's inputs: a folder, or recorded:NAME",
     )
-    predict.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
+    predict.add_argument(
+        "-p",
+        dest="changes",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a field of the profile, or an input of the machine: memory_bandwidth (bytes/s),"
+        " collective_latency (s), matrix_rate (operations/s), kernel_in_graph (s)",
+    )
     predict.set_defaults(do=commands.predict)
     probe = subparsers.add_parser(
         "probe", help="does the installed SGLang have an option for the draft's TP size?"

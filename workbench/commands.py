@@ -134,20 +134,43 @@ def _sizes(gpus: str | None) -> list[int] | None:
 def predict(options: argparse.Namespace) -> int:
     from workbench.answers import budget
     from workbench.experiment.profile import load
-    from workbench.predict import more_ranks
+    from workbench.experiment.profile_sections import plain_number
+    from workbench.predict import by_hand, estimate, model_shape, more_ranks
 
-    profile, found = (
-        load(options.profile, changes(options.changes)),
-        budget.basis(_run(options.folder)),
+    given = changes(options.changes)
+    inputs = {
+        name: plain_number(name, given.pop(name)) for name in list(given) if name in by_hand.INPUTS
+    }
+    profile, measured = load(options.profile, given), None
+    source = "by hand; what was not given takes no time"
+    if profile.reported and not options.folder:
+        inputs = profile.reported.inputs()[0] | inputs
+    if options.folder:
+        run = _run(options.folder)
+        found = budget.basis(run)
+        if found.inputs is None:
+            raise BadInput(
+                "RUN",
+                f"there is no prediction from it: {found.why}",
+                "name a run that measured its machine, or give its inputs by -p",
+            )
+        measured, source = found.inputs, f"{options.folder}, measured on {run.profile.about}"
+        if run.profile.about != profile.about:
+            source += f", which is another machine than the profile's ({profile.about})"
+    if measured and not inputs:
+        print(more_ranks.table(profile, found).to_string(index=False, float_format="{:.2f}".format))
+        print(more_ranks.sentence(profile, found))
+    target, draft = (
+        model_shape.read(getattr(profile.pair, side), f"pair.{side}")
+        for side in ("target", "draft")
     )
-    if found.inputs is None:
-        raise BadInput(
-            "RUN",
-            f"there is no prediction from it: {found.why}",
-            "name a run that measured its machine",
-        )
-    print(more_ranks.table(profile, found).to_string(index=False, float_format="{:.2f}".format))
-    print(more_ranks.sentence(profile, found))
+    if measured and profile.tp > measured.ranks:
+        measured = more_ranks.widened(measured, profile.tp, by_steps=False)
+    machine = by_hand.machine(measured, profile.tp, inputs) if inputs or not measured else measured
+    told = estimate.estimate(profile, target, draft, machine)
+    for table in (estimate.stages(told), estimate.arms(told)):
+        print(table.to_string(index=False, float_format="{:.2f}".format, na_rep=""))
+    print("\n".join(estimate.sentences(told, source, inputs)))
     return 0
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -29,6 +30,7 @@ from workbench.predict.machine import Machine
 from workbench.report.cells import number
 from workbench.run.lab import Run
 
+OWN = "this run's cycle times"  # where 02_budget's numbers come from, once there are any
 CPU_CAVEAT = " Measured on the CPU engine: not a statement about GPUs."
 
 
@@ -85,8 +87,9 @@ def numbers(run: Run, verdict: Mapping[str, Any], found: Basis = Basis()) -> cei
     plain, shared = (number((arms.get(arm) or {}).get("cycle_ms")) for arm in ("none", "shared"))
     facts = arms.get("shared") or {}
     length, stages = number(facts.get("accept_length")), facts.get("stage_ms") or {}
+    reported = _reported(run)
     if not (plain > 0 and shared > 0 and length >= 1 and steps):
-        return ceilings.Numbers()
+        return reported
     known: dict[str, Any] = {}
     if (count := collectives(run, facts, found)) is not None:
         known["collectives_a_step"] = count / steps
@@ -101,12 +104,27 @@ def numbers(run: Run, verdict: Mapping[str, Any], found: Basis = Basis()) -> cei
             length,
             steps,
             **known,
-            source="this run's cycle times",
+            source=OWN,
         )
     except BadInput as error:
-        return ceilings.Numbers(
-            source=f"{ceilings.REPORTED} (this run's cannot be used: {str(error).rstrip('.')})"
+        return replace(
+            reported,
+            source=f"{reported.source} (this run's cannot be used: {str(error).rstrip('.')})",
         )
+
+
+def _reported(run: Run) -> ceilings.Numbers:
+    told = run.profile.reported
+    if told is None:
+        return ceilings.Numbers()
+    return ceilings.Numbers(
+        told.baseline,
+        told.speculative,
+        told.accept_length,
+        told.steps,
+        collective_s=told.collective_s,
+        source=f"the numbers of {told.source}",
+    )
 
 
 def collectives(run: Run, facts: Mapping[str, Any], found: Basis) -> float | None:

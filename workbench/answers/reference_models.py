@@ -13,6 +13,7 @@ from transformers.utils import logging as progress
 
 from workbench.answers.reference_draft import Draft
 from workbench.experiment.errors import BadInput
+from workbench.predict import model_shape
 
 TARGETS = ("LlamaForCausalLM", "DeepseekV3ForCausalLM")
 
@@ -63,18 +64,17 @@ class Reference:
         aux_layers: Sequence[int] | None = None,
     ) -> Reference:
         """Reads both folders, weights as float32. aux_layers and errors as in ``decode``."""
-        if not (Path(target_folder) / "config.json").is_file():
-            raise BadInput(
-                "pair.target", f"{target_folder} holds no config.json", "give the folder of a model"
-            )
-        config = AutoConfig.from_pretrained(target_folder)
-        architecture, layers = config.architectures[0], config.num_hidden_layers
+        # Read by ourselves first: transformers would look for code in the folder of a class that it
+        # does not know.
+        architecture = model_shape.read(Path(target_folder), "pair.target").architecture
         if architecture not in TARGETS:
             raise BadInput(
                 "pair.target",
                 f"{architecture} has no offline reference",
                 f"use one of {', '.join(TARGETS)}",
             )
+        config = AutoConfig.from_pretrained(target_folder, trust_remote_code=False)
+        layers = config.num_hidden_layers
         draft = Draft.load(draft_folder)
         if draft.config.hidden_size != config.hidden_size:
             raise BadInput(
@@ -102,7 +102,7 @@ class Reference:
         # a widget in a notebook, which a report read elsewhere cannot show
         progress.disable_progress_bar()
         target = AutoModelForCausalLM.from_pretrained(
-            target_folder, dtype=torch.float32, local_files_only=True
+            target_folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         ).eval()
         return cls(target, draft, captured)
 

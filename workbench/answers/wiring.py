@@ -4,10 +4,11 @@ offline reference's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from workbench.experiment.errors import BadInput
-from workbench.experiment.runlog import Block
+from workbench.experiment.runlog import Block, Request
 from workbench.run.lab import Run
 
 
@@ -40,17 +41,26 @@ def check(lab: Run) -> dict[str, Any]:
                 "Not checked: exact counts are owed on the CPU engine and for a chain only."
             ),
         }
-    from workbench.answers import (
-        offline_decoder,  # torch and transformers, seconds that no other case needs
-        reference_draft,
-    )
-
     requests = blocks[0].requests
     if any(request.error or request.histogram is None for request in requests):
         return {
             "ok": None,
             "sentence": "Not checked: the server did not report how many drafts were correct.",
         }
+    try:
+        return _against_reference(lab, requests)
+    except BadInput as error:  # a class or an option that the reference does not have
+        return {"ok": None, "sentence": f"Not checked: {error.field}: {error.problem}."}
+
+
+def _against_reference(lab: Run, requests: Sequence[Request]) -> dict[str, Any]:
+    """Raises: BadInput where the pair has no offline reference."""
+    from workbench.answers import (
+        offline_decoder,  # torch and transformers, seconds that no other case needs
+        reference_draft,
+    )
+
+    profile = lab.profile
     by_id = {str(prompt["id"]): prompt["input_ids"] for prompt in lab.prompts}
     prompts, tokens, steps = (
         [by_id[r.prompt] for r in requests],

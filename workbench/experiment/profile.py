@@ -21,6 +21,7 @@ from workbench.experiment.profile_sections import (
     Node,
     Pair,
     Plan,
+    Reported,
     Section,
     Server,
     Speculation,
@@ -52,6 +53,7 @@ class Profile(Section):
     workload: Workload
     plan: Plan = Plan()
     sweep: Sweep = Sweep()
+    reported: Reported | None = None
 
     @property
     def acceptance_simulated(self) -> bool:

@@ -177,6 +177,43 @@ class Plan(Section):
         return _arms(names)
 
 
+class Reported(Section):
+    """What somebody measured on the profile's machine before, one request at a time: a claim to
+    check, never a result.
+
+    baseline, speculative: tokens/s without and with speculation.
+    accept_length: tokens a cycle, bonus token included.
+    steps: draft steps a cycle.
+    memory_bandwidth: bytes/s of one GPU, and collective_s: seconds of one small collective there
+        (low, high), by which the cycle is explained.
+    source: who measured, in words.
+    """
+
+    baseline: float = Field(gt=0)
+    speculative: float = Field(gt=0)
+    accept_length: float = Field(ge=1)
+    steps: int = Field(ge=1)
+    memory_bandwidth: float = Field(gt=0)
+    collective_s: tuple[float, float]
+    source: str
+
+    def inputs(self) -> tuple[dict[str, float], ...]:
+        """The machine's inputs at the low and at the high latency (predict/by_hand.py)."""
+        return tuple(
+            {"memory_bandwidth": self.memory_bandwidth, "collective_latency": seconds}
+            for seconds in self.collective_s
+        )
+
+    def rate(self, arm: str) -> float | None:
+        """Tokens/s of an arm; None for one that was not measured."""
+        return {"none": self.baseline, "shared": self.speculative}.get(arm)
+
+    def cycle_ms(self, arm: str) -> float | None:
+        """Milliseconds of an arm's cycle; None for one that was not measured."""
+        tokens = {"none": 1.0, "shared": self.accept_length}.get(arm)
+        return None if tokens is None else 1e3 * tokens / self.rate(arm)
+
+
 class Sweep(Section):
     """What 05_steps and 06_collectives try beside the profile's own setting.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from workbench.experiment.arms import Arm
 from workbench.experiment.profile import Profile
@@ -124,12 +125,14 @@ def weight_bytes(profile: Profile, shape: ModelShape, ranks: int) -> int:
     """Bytes of a model's weights on one rank of a group: by its files where it has any, by its
     configuration otherwise.
     """
-    dtype, unit = (
-        serving_dtype(profile, shape),
-        (32 * ranks if profile.engine == "cpu" else 1),
-    )
     # configs/update_config.py:12 DEFAULT_MOE_PADDING_SIZE, configs/update_config.py:290
     # intermediate_padding_size
+    unit = 32 * ranks if profile.engine == "cpu" else 1
+    return _weight_bytes(shape, ranks, serving_dtype(profile, shape), unit)
+
+
+@lru_cache(64)  # a model of many experts has 200,000 tensors, and every arm holds them
+def _weight_bytes(shape: ModelShape, ranks: int, dtype: str, unit: int) -> int:
     return round(
         sum(
             rank_bytes(shape, t, ranks, dtype, unit)

@@ -103,7 +103,7 @@ class Eagle:
     use_aux_hidden_state: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one folder read once is one key of what is worked out of it
 class ModelShape:
     """The facts of one model that decide whether it can be served, and beside what.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from workbench.experiment.checks import Check, passed, refused, warned
@@ -32,6 +33,7 @@ _PACKED = ("weight_packed", "qweight")  # several values in a word of 32 bits
 _WORD = 32
 
 
+@lru_cache(16)
 def weights(shape: ModelShape) -> tuple[Tensor, ...]:
     """The tensors of a model: those of its files, else those that its configuration implies, in the
     pieces that its quantization stores.

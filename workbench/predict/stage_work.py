@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
@@ -94,8 +95,8 @@ class _Weights:
     products: int
 
 
-def _weights(profile: Profile, shape: ModelShape, ranks: int) -> _Weights:
-    dtype, unit = memory.serving_dtype(profile, shape), 32 * ranks if profile.engine == "cpu" else 1
+@lru_cache(64)  # a model of many experts has 200,000 tensors, and every stage reads them
+def _weights(shape: ModelShape, ranks: int, dtype: str, unit: int) -> _Weights:
     sums = {part: [0.0, 0.0] for part in ("always", "expert", "fc")}
     products: set[str] = set()
     for tensor in quantized.weights(shape):
@@ -165,10 +166,9 @@ def forward(
     Raises: BadInput where the weights are not known, or config.json does not say how many experts a
         token takes.
     """
-    weights, item = (
-        _weights(profile, shape, ranks),
-        ITEM_BYTES[memory.serving_dtype(profile, shape)],
-    )
+    dtype = memory.serving_dtype(profile, shape)
+    unit = 32 * ranks if profile.engine == "cpu" else 1
+    weights, item = _weights(shape, ranks, dtype, unit), ITEM_BYTES[dtype]
     read, multiplied = (
         weights.always[0] + kv_bytes + tokens * shape.hidden_size * item,
         tokens * weights.always[1],
