@@ -1,5 +1,5 @@
-"""The command line: workbench replay | measure | record | predict | probe | check | report | bench
-| docs. Bad input ends with one sentence and status 2.
+"""The command line: workbench replay | measure | record | predict | prompts | serve | command |
+probe | check | report | bench | docs. Bad input ends with one sentence and status 2.
 """
 
 from __future__ import annotations
@@ -150,6 +150,46 @@ def _parser() -> argparse.ArgumentParser:
         " collective_latency (s), matrix_rate (operations/s), kernel_in_graph (s)",
     )
     predict.set_defaults(do=commands.predict)
+    prompts = subparsers.add_parser(
+        "prompts",
+        help="make a file of prompts from chat JSONL, ShareGPT or text, by the target's tokenizer",
+    )
+    prompts.add_argument("source", type=Path, nargs="+", metavar="SOURCE")
+    prompts.add_argument("--target", type=Path, required=True, help="the target's folder")
+    prompts.add_argument("--out", type=Path, required=True, help="the file to write")
+    prompts.add_argument("--count", type=int, default=64, help="the most to keep (default 64)")
+    prompts.add_argument("--max-tokens", type=int, help="leave out what is longer")
+    prompts.add_argument(
+        "--held-out",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="keep this share, chosen by content: what a draft is trained on must be the rest",
+    )
+    prompts.add_argument("--seed", type=int, default=0, help="of that choice")
+    prompts.add_argument(
+        "--chat-template", type=Path, metavar="FILE", help="where the folder has none"
+    )
+    prompts.add_argument(
+        "--trust-remote-code", action="store_true", help="run the folder's own tokenizer code"
+    )
+    prompts.set_defaults(do=commands.prompts)
+    serve = subparsers.add_parser(
+        "serve", help="start one server in the foreground as a measurement would; Ctrl-C ends it"
+    )
+    command = subparsers.add_parser(
+        "command", help="print environment and command of a server, to start it without a workbench"
+    )
+    for one in (serve, command):
+        one.add_argument("profile")
+        one.add_argument(
+            "--arm", default="shared", help="none, shared, own-1, ... (default shared)"
+        )
+        one.add_argument("-p", dest="changes", metavar="NAME=VALUE", action="append", default=[])
+    serve.add_argument("--out", type=Path, help="the server's log (default: outputs/serve.log)")
+    serve.set_defaults(do=commands.serve)
+    command.add_argument("--unit", action="store_true", help="as lines of a systemd unit")
+    command.set_defaults(do=commands.command)
     probe = subparsers.add_parser(
         "probe", help="does the installed SGLang have an option for the draft's TP size?"
     )

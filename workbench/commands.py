@@ -174,6 +174,60 @@ def predict(options: argparse.Namespace) -> int:
     return 0
 
 
+def prompts(options: argparse.Namespace) -> int:
+    from workbench.experiment import prompt_source
+    from workbench.predict import prompt_file
+    from workbench.serving import tokenizing
+
+    if not 0 < options.held_out <= 1:
+        raise BadInput("--held-out", f"is {options.held_out}", "give a share above 0 and up to 1")
+    read = [source for path in options.source for source in prompt_source.read(path)]
+    sources = prompt_source.without_repeats(read)
+    kept, rest = prompt_source.split(sources, options.held_out, options.seed)
+    kept = kept[: options.count]
+    if not kept:
+        raise BadInput("--held-out", f"leaves none of {len(sources)} prompts", "raise it")
+    ids = tokenizing.tokenize(
+        kept,
+        options.target,
+        trust_remote_code=options.trust_remote_code,
+        chat_template=options.chat_template,
+    )
+    lengths = prompt_file.write(options.out, kept, ids, options.max_tokens)
+    if not lengths:
+        raise BadInput(
+            "--max-tokens", f"{options.max_tokens} leaves none of {len(kept)} prompts", "raise it"
+        )
+    print(
+        f"{options.out}: {len(lengths)} prompts of {lengths[0]} to {lengths[-1]} tokens, half of"
+        f" them {lengths[len(lengths) // 2]} or more. Of {len(read)} read,"
+        f" {len(read) - len(sources)} were repeats, {len(rest)} were not held out,"
+        f" {len(kept) - len(lengths)} too long or equal as tokens."
+    )
+    return 0
+
+
+def serve(options: argparse.Namespace) -> int:
+    from workbench.experiment.arms import Arm
+    from workbench.experiment.profile import load
+    from workbench.predict import preflight
+    from workbench.serving import foreground
+
+    profile, arm = load(options.profile, changes(options.changes)), Arm.parse(options.arm)
+    preflight.refuse(preflight.check(profile, [arm]))
+    return foreground.serve(profile, arm, options.out)
+
+
+def command(options: argparse.Namespace) -> int:
+    from workbench.experiment.arms import Arm
+    from workbench.experiment.profile import load
+    from workbench.serving import unit_file
+
+    profile, arm = load(options.profile, changes(options.changes)), Arm.parse(options.arm)
+    print(unit_file.unit(profile, arm) if options.unit else unit_file.shell(profile, arm))
+    return 0
+
+
 def probe(options: argparse.Namespace) -> int:
     from workbench.answers import probe
 

@@ -146,11 +146,8 @@ def settings(root: Path, **changes) -> dict:
     """The fields of a profile for the pair under ``root``, sections merged with ``changes``."""
     prompts = root / "prompts.json"
     if not prompts.exists():
-        prompts.write_text(
-            json.dumps(
-                [{"id": "a", "input_ids": [1, 2, 3]}, {"id": "b", "input_ids": [4, 5, 6, 7, 127]}]
-            )
-        )
+        ids = [[1, 2, 3], [4, 5, 6, 7, 127]] + [[8, 9, n] for n in range(10, 16)]
+        prompts.write_text(json.dumps([{"id": c, "input_ids": i} for c, i in zip("abcdefgh", ids)]))
     fields = dict(
         engine="cpu",
         pair=dict(target=str(root / "target"), draft=str(root / "draft")),

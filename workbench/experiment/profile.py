@@ -60,7 +60,10 @@ class Profile(Section):
         """Whether SGLang is told to hold the accept length (SGLANG_SIMULATE_ACC_LEN): tokens and
         accept rates then say nothing.
         """
-        return float(self.server.environment.get(SIMULATED_ACCEPTANCE) or -1) > 0
+        try:
+            return float(self.server.environment.get(SIMULATED_ACCEPTANCE) or -1) > 0
+        except ValueError:  # no number, which the preflight refuses
+            return False
 
     @field_validator("nodes", mode="before")
     @classmethod

@@ -127,7 +127,7 @@ class Workload(Section):
     @field_validator("prompts")
     @classmethod
     def _rooted(cls, path: Any) -> Any:
-        return path if str(path) == "random" or Path(path).is_absolute() else ROOT / path
+        return path if str(path) == "random" else ROOT / Path(path).expanduser()
 
     @field_serializer("prompts")
     def _portable(self, path: Any) -> str:

@@ -182,7 +182,7 @@ def read(folder: Path, field: str) -> ModelShape:
             "give the folder of a model, with config.json and *.safetensors",
         )
     whole = _json(folder / "config.json", field)
-    config = next((whole[key] for key in _TEXT_CONFIGS if isinstance(whole.get(key), dict)), whole)
+    config = _language(whole)
     get = lambda key, default=None: config.get(key, whole.get(key, default))
     missing = [
         k
@@ -209,6 +209,23 @@ def read(folder: Path, field: str) -> ModelShape:
         raise BadInput(
             field, f"config.json holds a value that cannot be used ({error})", "mend config.json"
         ) from None
+
+
+def vocabulary(folder: Path, field: str) -> int:
+    """Tokens that the model in ``folder`` knows, by its config.json alone.
+
+    Raises: BadInput where it does not say.
+    """
+    whole = _json(Path(folder) / "config.json", field)
+    if not (size := _language(whole).get("vocab_size", whole.get("vocab_size"))):
+        raise BadInput(field, "config.json has no vocab_size", "give the folder of a model")
+    return int(size)
+
+
+def _language(config: dict[str, Any]) -> dict[str, Any]:
+    """The language model's part of a configuration that wraps one."""
+    inner = (config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict))
+    return next(inner, config)
 
 
 def _shape(

@@ -4,20 +4,18 @@ checks.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from workbench.engine.orders import SGLANG
 from workbench.experiment import communication, plans
 from workbench.experiment.arms import Arm
-from workbench.experiment.checks import Check, passed, refused, warned
+from workbench.experiment.checks import Check, passed, refused
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile import Profile
-from workbench.predict import compatibility, memory, quantized, server_flags
+from workbench.predict import compatibility, memory, prompt_file, quantized, server_flags
 from workbench.predict.memory_fit import Device, at_once, devices, equal_pools, room
 from workbench.predict.model_folder import model, tried
 from workbench.predict.model_shape import ModelShape
@@ -77,7 +75,7 @@ def _findings(
     yield from found
     if target is not None:
         yield from _fit(profile, target, draft, arms)
-    longest, found = _prompts(profile, target)
+    longest, found = prompt_file.check(profile, target)
     yield from found
     ranks, found = devices(profile, free_bytes)
     yield from found
@@ -188,56 +186,3 @@ def _fit(
     for shape in (target, draft):
         if shape is not None:
             yield compatibility.stored_weights(shape)
-
-
-def _prompts(profile: Profile, target: ModelShape | None) -> tuple[int, list[Check]]:
-    """Tokens of the longest prompt (0 where unknown), and what is wrong with the prompts."""
-    field, path = "workload.prompts", profile.workload.prompts
-    if str(path) == "random":
-        return 0, [
-            warned(
-                field,
-                "are random tokens, which say nothing of accept rates",
-                "give a file of held-out text",
-            )
-        ]
-    try:
-        prompts = json.loads(Path(path).read_text())
-        lengths = [len(p["input_ids"]) for p in prompts]
-        highest = max(max(p["input_ids"]) for p in prompts)
-    except OSError:
-        return 0, [
-            refused(
-                field,
-                f"{path} cannot be read",
-                'give a JSON file of {"id", "input_ids"}, or random',
-            )
-        ]
-    except (ValueError, TypeError, KeyError):
-        return 0, [
-            refused(
-                field,
-                f'{Path(path).name} is no list of {{"id", "input_ids"}} with tokens in each',
-                "write it so, or use random",
-            )
-        ]
-    if target is not None and highest >= target.vocab_size:
-        return 0, [
-            refused(
-                field,
-                f"hold token {highest} where the target has {target.vocab_size}",
-                "take prompts of this pair's tokenizer",
-            )
-        ]
-    needed = max(lengths) + profile.workload.max_new_tokens
-    if target is not None and needed > (served := profile.number("context-length", target.context)):
-        return 0, [
-            refused(
-                "workload.max_new_tokens",
-                f"make {needed} tokens with the longest prompt where the target takes {served:.0f}",
-                f"lower it to {max(1, int(served) - max(lengths))}",
-            )
-        ]
-    return max(lengths), [
-        passed(field, f"{len(prompts)} of {min(lengths)} to {max(lengths)} tokens")
-    ]

@@ -20,7 +20,7 @@ from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile, load
 from workbench.experiment.runlog import Block, Failure, Finding, Line, RunLog, now
 from workbench.judge import stopping, told, verdict
-from workbench.predict import preflight
+from workbench.predict import model_shape, preflight
 from workbench.run import measuring, provenance, recording
 
 log = logging.getLogger(__name__)
@@ -80,10 +80,9 @@ class Run:
             return json.loads((self.folder / "prompts.json").read_text())
         try:
             if self.profile.workload.prompts != "random":
-                return json.loads(Path(self.profile.workload.prompts).read_text())
-            size = json.loads((self.profile.pair.target / "config.json").read_text()).get(
-                "vocab_size", 1000
-            )
+                path = Path(self.profile.workload.prompts)
+                return json.loads(path.read_text(encoding="utf-8-sig"))
+            size = model_shape.vocabulary(self.profile.pair.target, "pair.target")
             rng = random.Random(self.profile.plan.seed)
             return [
                 {

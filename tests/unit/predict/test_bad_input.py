@@ -555,10 +555,20 @@ def test_orders_of_the_workbench_in_the_environment(tmp_path):
         (None, "cannot be read"),
         ("{}", "is no list of"),
         ("[]", "is no list of"),
-        ('[{"id": "a"}]', "is no list of"),
-        ("[", "is no list of"),
-        ('[{"id": "a", "input_ids": []}]', "is no list of"),
-        ('[{"id": "a", "input_ids": [128]}]', "hold token 128 where the target has 128"),
+        ('[{"id": "a"}]', 'other.json: entry 1 is no {"id", "input_ids"}'),
+        ("[", "other.json is no JSON"),
+        ('[{"id": "a", "input_ids": []}]', "prompt 'a' has no tokens"),
+        ('[{"id": "a", "input_ids": [128]}]', "'a' holds token 128 where the target has 128"),
+        ('[{"id": "a", "input_ids": [-1]}]', "prompt 'a' holds token -1"),
+        ('[{"id": "a", "input_ids": [true]}]', "holds True, which is no token id"),
+        ('[{"id": "a", "input_ids": [1.5]}]', "holds 1.5, which is no token id"),
+        ('[{"id": "a", "input_ids": [[1]]}]', "holds [1], which is no token id"),
+        ('[{"id": "a", "input_ids": "text"}]', "prompt 'a' has no tokens in a list"),
+        ('[{"id": ["a"], "input_ids": [1]}]', "id of entry 1 is neither text nor a number"),
+        ('[{"id": "a", "input_ids": [1]}, {"id": "a", "input_ids": [2]}]', "is there 2 times"),
+        ('[{"id": "a", "input_ids": [1]}, {"id": "b", "input_ids": [1]}]', "are the same"),
+        ('[{"id": "a", "input_ids": [1]}, {"id": "b", "input_ids": [2]}]', "fewer than"),
+        ('{"messages": [{"role": "user", "content": "hi"}]}', "workbench prompts SOURCE"),
     ],
     ids=[
         "missing",
@@ -568,6 +578,16 @@ def test_orders_of_the_workbench_in_the_environment(tmp_path):
         "broken_json",
         "empty_prompt",
         "of_another_vocabulary",
+        "negative",
+        "boolean",
+        "half",
+        "nested",
+        "text",
+        "id_a_list",
+        "one_id_twice",
+        "one_prompt_twice",
+        "too_few",
+        "a_chat",
     ],
 )
 def test_prompts_that_cannot_be_sent(tmp_path, text, words):
@@ -583,7 +603,8 @@ def test_answers_beyond_the_context(tmp_path):
     refused(
         tmp_path,
         "workload.max_new_tokens",
-        "make 305 tokens with the longest prompt where the target takes 256; lower it to 251",
+        "make 305 tokens with the longest prompt, 'b' of prompts.json, where the target takes 256;"
+        " lower it to 251",
         workload={"max_new_tokens": 300},
     )
 
