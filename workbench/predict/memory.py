@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from workbench.experiment.arms import Arm
 from workbench.experiment.profile import Profile
@@ -130,6 +131,11 @@ def weight_bytes(profile: Profile, shape: ModelShape, ranks: int) -> int:
     )
     # configs/update_config.py:12 DEFAULT_MOE_PADDING_SIZE, configs/update_config.py:290
     # intermediate_padding_size
+    return _added_up(shape, ranks, dtype, unit)
+
+
+@lru_cache(maxsize=256)  # every arm asks
+def _added_up(shape: ModelShape, ranks: int, dtype: str, unit: int) -> int:
     return round(
         sum(
             rank_bytes(shape, t, ranks, dtype, unit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
@@ -96,7 +97,12 @@ class _Weights:
 
 
 def _weights(profile: Profile, shape: ModelShape, ranks: int) -> _Weights:
-    dtype, unit = memory.serving_dtype(profile, shape), 32 * ranks if profile.engine == "cpu" else 1
+    unit = 32 * ranks if profile.engine == "cpu" else 1
+    return _added_up(shape, ranks, memory.serving_dtype(profile, shape), unit)
+
+
+@lru_cache(maxsize=256)  # every stage of every arm asks
+def _added_up(shape: ModelShape, ranks: int, dtype: str, unit: int) -> _Weights:
     sums = {part: [0.0, 0.0] for part in ("always", "expert", "fc")}
     products: set[str] = set()
     for tensor in shape.tensors or implied(shape):
