@@ -6,18 +6,34 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 import workbench.report.lean_imports  # noqa: F401  (before tests import nbformat)
+from tests.imported import Imported
 from workbench.experiment import profile
-from workbench.serving import server
+from workbench.experiment.arms import Arm
+from workbench.serving import launch_command, server
 
 # Their tests share fixtures and go one by one: whole runs in one process, single servers in the
 # other.
-ONE_BY_ONE = {"tests/browser/": "runs", "tests/notebooks/": "runs", "tests/engine/": "servers"}
+ONE_BY_ONE = {
+    "tests/browser/": "runs",
+    "tests/notebooks/": "runs",
+    "tests/engine/": "servers",
+    "tests/unit/engine/test_stand_ins.py": "servers",
+}
 
 
 @pytest.fixture(scope="session")
 def imported_once():
     with server.imported_once(profile.load("cpu-tiny")):
         yield
+
+
+@pytest.fixture(scope="session")
+def imported():
+    """A process that has imported SGLang with the environment of a CPU server without orders."""
+    launch = launch_command.plan(profile.load("cpu-tiny"), Arm.parse("none"), port=1, server="")
+    process = Imported({k: v for k, v in launch.environment.items() if k != "DRAFT_TP_ORDERS"})
+    yield process
+    process.end()
 
 
 class Scheduling(LoadScopeScheduling):

@@ -150,7 +150,7 @@ def test_two_hundred_switches_leave_memory_flat(hot, heldout, decoded):
     names, before, early = list(ARMS), client.server_info(hot.url)["draft_tp"]["switches"], []
     for number in range(200):
         said = client.switch(hot.url, names[number % len(names)], 30)
-        if number % 8 == 0:
+        if number % 16 == 0:  # which comes to every arm
             assert ask(hot, heldout[:1], tokens=8)[0].output_ids == decoded[0].output_ids[:8]
         if number == 40:
             early = resident()
@@ -172,10 +172,10 @@ def in_work(up, prompt: dict, tokens: int, pool: ThreadPoolExecutor):
 
 def test_a_busy_server_refuses_at_once_or_waits_and_the_request_is_not_harmed(hot, tiny, heldout):
     client.switch(hot.url, "shared", 30)
-    undisturbed = ask(hot, heldout[1:2], tokens=256)[0]
+    undisturbed = ask(hot, heldout[1:2], tokens=128)[0]
     refused = hot.log.read_text().count("TP0] draft-tp: the arm was not switched")
     with ThreadPoolExecutor(1) as pool:
-        sent = in_work(hot, heldout[1], 256, pool)
+        sent = in_work(hot, heldout[1], 128, pool)
         with pytest.raises(ServerFailed, match="requests are in work"):
             client.switch(hot.url, "own-1", 0)
         assert (
@@ -201,7 +201,7 @@ def test_a_busy_server_refuses_at_once_or_waits_and_the_request_is_not_harmed(ho
 def test_waiting_has_a_deadline(hot, heldout):
     client.switch(hot.url, "shared", 30)
     with ThreadPoolExecutor(1) as pool:
-        sent = in_work(hot, heldout[2], 400, pool)
+        sent = in_work(hot, heldout[2], 160, pool)
         with pytest.raises(ServerFailed, match="requests are in work"):
             client.switch(hot.url, "own-1", 0.05)
         assert sent.result()[0].error is None
