@@ -1,5 +1,5 @@
 """SGLang is imported once for all tests that start servers, as it is for all servers of a run;
-under pytest-xdist in each process.
+under pytest-xdist by the process that starts the others.
 """
 
 import pytest
@@ -34,6 +34,16 @@ def imported():
     process = Imported({k: v for k, v in launch.environment.items() if k != "DRAFT_TP_ORDERS"})
     yield process
     process.end()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before pytest-xdist starts its processes, which then find the fork server as a run's do."""
+    asked = [str(argument) for argument in session.config.args]
+    if getattr(session.config.option, "numprocesses", None) and not all("unit" in a for a in asked):
+        everyones = server.imported_once(profile.load("cpu-tiny"))
+        everyones.__enter__()
+        session.config.add_cleanup(lambda: everyones.__exit__(None, None, None))
 
 
 class Scheduling(LoadScopeScheduling):

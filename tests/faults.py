@@ -210,7 +210,7 @@ class Run:
             else len(self.blocks()) >= BLOCKS[self.arguments[0]]
         )
 
-    def until(self, holds: Callable[[], object], within_s: float = 120, each_s: float = 0.05):
+    def until(self, holds: Callable[[], object], within_s: float = 120, each_s: float = 0.1):
         end = time.monotonic() + within_s
         while not (found := holds()):
             assert time.monotonic() < end and self.process.poll() is None, (
@@ -243,10 +243,12 @@ class Run:
 
     def ended(self, within_s: float = 90) -> Ended:
         """Wait until the command and then every process of the run has ended."""
-        end = time.monotonic() + within_s
+        end, looked = time.monotonic() + within_s, 0.0
         while self.process.poll() is None and time.monotonic() < end:
-            self.mine()
-            time.sleep(0.05)
+            if time.monotonic() - looked > 0.3:  # each look reads all of /proc
+                self.mine()
+                looked = time.monotonic()
+            time.sleep(0.02)
         told = time.monotonic()
         while (left := self.mine()) and time.monotonic() < end:
             time.sleep(0.05)
