@@ -27,9 +27,10 @@ from workbench.run import provenance
 from workbench.serving import forkserver, supervisor
 
 MARKER = "DRAFT_TP_FAULT_TEST"
-# One short experiment of plain servers: twice 2 blocks after 2 warm-ups, and for measure 4 single
-# answers that are compared.
+# One short experiment of plain servers: twice 2 blocks of one request after 2 warm-ups, and for
+# measure 4 single answers that are compared.
 SHORT = (
+    "workload.requests_per_block=1",
     "starts=1",
     "pairs=1",
     "blocks_per_start=2",
