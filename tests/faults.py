@@ -27,9 +27,10 @@ from workbench.run import provenance
 from workbench.serving import forkserver, supervisor
 
 MARKER = "DRAFT_TP_FAULT_TEST"
-# One short experiment of plain servers: twice 2 blocks after 2 warm-ups, and for measure 4 single
-# answers that are compared.
+# One short experiment of plain servers: twice 2 blocks of one request after 2 warm-ups, and for
+# measure 4 single answers that are compared.
 SHORT = (
+    "workload.requests_per_block=1",
     "starts=1",
     "pairs=1",
     "blocks_per_start=2",
@@ -210,7 +211,7 @@ class Run:
             else len(self.blocks()) >= BLOCKS[self.arguments[0]]
         )
 
-    def until(self, holds: Callable[[], object], within_s: float = 120, each_s: float = 0.05):
+    def until(self, holds: Callable[[], object], within_s: float = 120, each_s: float = 0.1):
         end = time.monotonic() + within_s
         while not (found := holds()):
             assert time.monotonic() < end and self.process.poll() is None, (
@@ -243,10 +244,12 @@ class Run:
 
     def ended(self, within_s: float = 90) -> Ended:
         """Wait until the command and then every process of the run has ended."""
-        end = time.monotonic() + within_s
+        end, looked = time.monotonic() + within_s, 0.0
         while self.process.poll() is None and time.monotonic() < end:
-            self.mine()
-            time.sleep(0.05)
+            if time.monotonic() - looked > 0.3:  # each look reads all of /proc
+                self.mine()
+                looked = time.monotonic()
+            time.sleep(0.02)
         told = time.monotonic()
         while (left := self.mine()) and time.monotonic() < end:
             time.sleep(0.05)

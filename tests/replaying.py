@@ -8,7 +8,16 @@ from pathlib import Path
 
 from workbench.experiment.profile_sections import ROOT
 
-SHORT = ("-p", "workload.requests_per_block=1")  # blocks of one request
+# Blocks of one short request, and short answers to compare; tests/engine compares long ones.
+SHORT = tuple(
+    word
+    for change in (
+        "workload.requests_per_block=1",
+        "workload.max_new_tokens=16",
+        "parity_tokens=8",
+    )
+    for word in ("-p", change)
+)
 
 
 @dataclass(frozen=True)

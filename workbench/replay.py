@@ -109,6 +109,7 @@ def replay(lab: Run, *, resume: bool = False, skip: Collection[str] = ()) -> int
             if lab.recording:
                 failed = _render(lab, chosen, resume)
             else:
+                _ = lab.records  # a damaged log is told before SGLang is imported
                 with server.imported_once(lab.profile):
                     failed = _notebooks(lab, claim, chosen, resume)
         except KeyboardInterrupt:

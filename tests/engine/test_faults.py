@@ -419,7 +419,7 @@ def test_a_stray_server_that_answers_like_ours_is_never_measured(tmp_path, monke
     stray.server_close()
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [3, pytest.param(100, marks=pytest.mark.long)])
 def test_starts_and_stops_of_real_servers_leave_counts_as_they_were(times, tmp_path):
     tiny, seen, own = profile.load("cpu-tiny", {"tp": 1}), [], psutil.Process()
     for number in range(times):

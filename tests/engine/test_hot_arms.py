@@ -53,20 +53,23 @@ def asked(profile, name: str):
     return profile.speculation.of(Arm.parse(name))
 
 
-def check(up, name: str, tiny, heldout, references, collectives: tuple[int, int]) -> list:
+def check(
+    up, name: str, tiny, heldout, references, collectives: tuple[int, int], single: int = 3
+) -> list:
     """Switch to an arm and hold everything about it against the offline reference and a server of
-    its own; returns the answers.
+    its own; returns the answers. single: how many of three prompts are asked one by one, all three
+    being asked together too.
     """
     speculation = asked(tiny, name)
     before = client.switch(up.url, name, 30)
     assert attestation.inactive_on(Arm.parse(name), before["active"], tiny.tp, speculation) == []
-    alone, together = ask(up, heldout[:3]), ask(up, heldout[:3], concurrency=4)
+    alone, together = ask(up, heldout[:single]), ask(up, heldout[:3], concurrency=4)
     rounds, said = per_round(up, before["counts"]), client.server_info(up.url)["draft_tp"]
     expected = references[3]
-    assert [a.output_ids for a in alone] == [d.output_ids for d in expected]
+    assert [a.output_ids for a in alone] == [d.output_ids for d in expected[:single]]
     assert [a.output_ids for a in together] == [d.output_ids for d in expected]
     if speculation.steps:
-        drafted = references[speculation.steps]
+        drafted = references[speculation.steps][:single]
         assert [a.verify_ct for a in alone] == [sum(d.histogram) for d in drafted]
         assert histogram(alone, speculation.steps) == offline_decoder.total_histogram(drafted)
     assert (rounds.get("draft", 0), rounds["draft_extend"]) == collectives
@@ -150,7 +153,7 @@ def test_two_hundred_switches_leave_memory_flat(hot, heldout, decoded):
     names, before, early = list(ARMS), client.server_info(hot.url)["draft_tp"]["switches"], []
     for number in range(200):
         said = client.switch(hot.url, names[number % len(names)], 30)
-        if number % 8 == 0:
+        if number % 16 == 0:  # which comes to every arm
             assert ask(hot, heldout[:1], tokens=8)[0].output_ids == decoded[0].output_ids[:8]
         if number == 40:
             early = resident()
@@ -172,10 +175,10 @@ def in_work(up, prompt: dict, tokens: int, pool: ThreadPoolExecutor):
 
 def test_a_busy_server_refuses_at_once_or_waits_and_the_request_is_not_harmed(hot, tiny, heldout):
     client.switch(hot.url, "shared", 30)
-    undisturbed = ask(hot, heldout[1:2], tokens=256)[0]
+    undisturbed = ask(hot, heldout[1:2], tokens=128)[0]
     refused = hot.log.read_text().count("TP0] draft-tp: the arm was not switched")
     with ThreadPoolExecutor(1) as pool:
-        sent = in_work(hot, heldout[1], 256, pool)
+        sent = in_work(hot, heldout[1], 128, pool)
         with pytest.raises(ServerFailed, match="requests are in work"):
             client.switch(hot.url, "own-1", 0)
         assert (
@@ -201,7 +204,7 @@ def test_a_busy_server_refuses_at_once_or_waits_and_the_request_is_not_harmed(ho
 def test_waiting_has_a_deadline(hot, heldout):
     client.switch(hot.url, "shared", 30)
     with ThreadPoolExecutor(1) as pool:
-        sent = in_work(hot, heldout[2], 400, pool)
+        sent = in_work(hot, heldout[2], 160, pool)
         with pytest.raises(ServerFailed, match="requests are in work"):
             client.switch(hot.url, "own-1", 0.05)
         assert sent.result()[0].error is None
@@ -211,7 +214,7 @@ def test_waiting_has_a_deadline(hot, heldout):
 def test_a_switch_fired_together_with_requests_never_corrupts_one(hot, tiny, heldout, decoded):
     arms = ("own-1", "shared", "own-1+steps=2")
     with ThreadPoolExecutor(4) as pool:
-        for number in range(15):
+        for number in range(12):  # each arm in each place among the requests
 
             def switch():
                 try:
@@ -344,7 +347,8 @@ def test_the_overlapping_loop_and_the_prefix_cache(tiny, heldout, references, lo
         for arm in (*arms, "shared"):
             # A prefix kept from another arm's time has no KV in this one's pool; the first prompt
             # was the last arm's too.
-            assert check(up, arm, tiny, heldout, references, ARMS[arm])[0].cached_tokens == 0
+            answers = check(up, arm, tiny, heldout, references, ARMS[arm], single=1)
+            assert answers[0].cached_tokens == 0
             assert ask(up, heldout[:1])[0].cached_tokens > 0
 
 
@@ -356,7 +360,7 @@ def test_four_ranks(tiny, heldout, references, logfolder):
             [[r // 2 * 2, r // 2 * 2 + 1], [0, 1, 2, 3], [r]] for r in range(4)
         ]
         for arm, collectives in {"shared": (8, 4), "own-1": (1, 0), "own-2": (9, 4)}.items():
-            check(up, arm, four, heldout, references, collectives)
+            check(up, arm, four, heldout, references, collectives, single=1)
 
 
 def test_trees_share_a_server(tiny, heldout, references, logfolder):

@@ -2,9 +2,6 @@
 unsupported flags, another SGLang.
 """
 
-import os
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -115,29 +112,15 @@ FAULTS = {
 }
 
 
-def test_another_sglang_stops_the_process_in_one_sentence(tiny):
+def test_another_sglang_stops_the_process_in_one_sentence(tiny, imported):
+    """Each fault is planted in a fork of a process that has imported SGLang."""
     launch = launch_command.plan(tiny, Arm.parse("own-1"), port=1, server="fault")
-    # SGLang is imported once; each fault is planted in a fork of that process.
-    code = f"""
-import os, sys
-import sglang.srt.speculative.eagle_worker_v2
+    for words, fault in FAULTS.items():
+        code = f"""
 from workbench.engine.plugin import register
-for fault in {list(FAULTS.values())!r}:
-    sys.stderr.flush()
-    if not os.fork():
-        exec(fault)
-        register("scheduler")
-    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+{fault}
+register("scheduler")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **launch.environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    said = [line for line in done.stderr.splitlines() if line.startswith("draft-tp: ")]
-    assert done.stdout.split() == ["1"] * len(FAULTS), done.stderr[-2000:]
-    assert len(said) == len(FAULTS) and all(words in line for words, line in zip(FAULTS, said)), (
-        said
-    )
+        ran = imported.run(code, launch.environment)
+        said = [line for line in ran.err.splitlines() if line.startswith("draft-tp: ")]
+        assert ran.status == 1 and len(said) == 1 and words in said[0], (words, ran.err[-2000:])

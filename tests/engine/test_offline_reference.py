@@ -25,10 +25,11 @@ def test_32_heldout_prompts_on_one_rank(tiny, heldout, decoded, logfolder):
 
 @pytest.mark.engine
 def test_32_heldout_prompts_on_two_ranks_shared_and_own(tiny, heldout, decoded, logfolder):
+    """Four at once, which takes a third of the time; one by one they are asked on one rank."""
     with serving(tiny, ("shared", "own-1"), logfolder / "two") as up:
-        agrees(ask(up, heldout[:32]), decoded)
+        agrees(ask(up, heldout[:32], concurrency=4), decoded)
         client.switch(up.url, "own-1", 30)
-        agrees(ask(up, heldout[:32]), decoded)
+        agrees(ask(up, heldout[:32], concurrency=4), decoded)
 
 
 def test_aux_layers_off_by_one_change_the_histogram(tiny, heldout, decoded):

@@ -12,8 +12,8 @@ def _import(imported_once):
 
 @pytest.fixture(scope="session")
 def replayed(tmp_path_factory) -> Replayed:
-    """What ``make replay`` does, in a folder of its own, with blocks of one request: whether all of
-    it is done, and what it finds of tokens, does not hang on how long a block is.
+    """What ``make replay`` does, in a folder of its own, with blocks of one short request: whether
+    all of it is done, and what it finds of tokens, does not hang on how long a block is.
     """
     return replay(tmp_path_factory.mktemp("run") / "tiny", *SHORT)
 

@@ -9,17 +9,23 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from workbench.engine.cpu.paths import python_path
+from workbench.experiment.arms import Arm
 from workbench.experiment.errors import WorkbenchError
+from workbench.experiment.profile import Profile
+from workbench.experiment.profile_sections import ROOT
 from workbench.run.lab import Run
+from workbench.serving import forkserver, launch_command
 
 # What an option for the draft's TP would have to be called: it speaks of the draft (or speculation)
 # and of parallelism.
@@ -50,15 +56,21 @@ class Place:
         return self.draft and bool(_PARALLEL.search(self.name))
 
 
-@cache
-def installed() -> dict[str, Any]:
+SUPERVISOR = (sys.executable, "-m", "workbench.serving.supervisor")
+COMMAND = (sys.executable, "-m", "workbench.answers.probe_sglang")
+
+
+def installed(profile: Profile | None = None) -> dict[str, Any]:
     """What the installed SGLang says of itself: {"version", "places": [...], "source": {name:
     {"where", "text"}}}.
 
     Read in a process of its own, since importing SGLang needs the CPU engine's stand-ins where no
     GPU packages are.
+    profile: of a run whose servers may have imported SGLang already, which is then not done again.
     Raises: WorkbenchError when SGLang cannot be imported.
     """
+    if profile and profile.engine == "cpu" and (said := _forked(profile)):
+        return json.loads(said)
     path = os.pathsep.join([*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {
         **os.environ,
@@ -69,7 +81,7 @@ def installed() -> dict[str, Any]:
     if not os.path.exists("/dev/nvidiactl"):
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
     done = subprocess.run(
-        [sys.executable, "-m", "workbench.answers.probe_sglang"],
+        COMMAND,
         env=environment,
         capture_output=True,
         text=True,
@@ -81,6 +93,21 @@ def installed() -> dict[str, Any]:
             f" {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no word why'}"
         )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def _forked(profile: Profile) -> str | None:
+    """What a fork of the servers' fork server finds; None where there is none, or it fails."""
+    launch = launch_command.plan(profile, Arm("none"), port=1, server=uuid.uuid4().hex[:12])
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "output")
+        kept = forkserver.keep(
+            [*SUPERVISOR, launch.server, str(output), "-", *COMMAND], launch.environment, ROOT
+        )
+        if kept is None:
+            return None
+        with kept.stdin:  # open until it has ended
+            kept.communicate(timeout=300)
+        return next((s for s in output.read_text().splitlines() if s.startswith("{")), None)
 
 
 @dataclass(frozen=True)
@@ -96,9 +123,9 @@ class Probe:
     source: Mapping[str, Mapping[str, str]]
 
 
-def probe() -> Probe:
-    """The installed SGLang, searched. Raises: WorkbenchError when it cannot be imported."""
-    found = installed()
+def probe(profile: Profile | None = None) -> Probe:
+    """The installed SGLang, searched; arguments and errors as in ``installed``."""
+    found = installed(profile)
     places = tuple(
         place
         for entry in found["places"]
@@ -126,7 +153,7 @@ def of(run: Run) -> Probe | None:
         )
     if run.recording:
         return None
-    found = probe()
+    found = probe(run.profile)
     run.record_finding(
         "probe",
         "searched",

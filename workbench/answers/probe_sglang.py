@@ -8,7 +8,9 @@ import argparse
 import inspect
 import json
 import logging
+import os
 import re
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -88,3 +90,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # Python's own end takes seconds over so many modules

@@ -138,6 +138,10 @@ class ModelShape:
     tensors: tuple[Tensor, ...]
     vision: dict[str, Any] = field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        """By its weights and sizes; equal ones are told by all of it, their config included."""
+        return hash((self.folder, self.architecture, self.hidden_size, self.layers, self.tensors))
+
     @cached_property
     def stored(self) -> dict[str, Tensor]:
         """Tensors by the name that SGLang gives them: no ``model.`` in front, ``midlayer`` is

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import lru_cache
 
 import altair as alt
 import pandas as pd
@@ -38,7 +40,12 @@ STAGE_COLOURS = ("#d9a441", "#35618f", "#9fb8cf", "#8c6bb1")
 def svg(chart: alt.TopLevelMixin) -> str:
     """The chart as one SVG element: no script, nothing loaded, text escaped by Vega."""
     # Altair validated each part when it was made; the whole again takes as long as the drawing.
-    return vl_convert.vegalite_to_svg(chart.to_dict(validate=False), allowed_base_urls=[])
+    return _drawn(json.dumps(chart.to_dict(validate=False)))
+
+
+@lru_cache(maxsize=64)  # a panel asks again and again, mostly for what it shows already
+def _drawn(spec: str) -> str:
+    return vl_convert.vegalite_to_svg(json.loads(spec), allowed_base_urls=[])
 
 
 def inline(chart: alt.TopLevelMixin) -> SVG:
@@ -162,17 +169,18 @@ def finished(chart: alt.TopLevelMixin, width: int, height: float) -> alt.TopLeve
         offset=12,
         labelLimit=220,
     )
-    return (
-        chart.properties(
-            width=width,
-            height=height,
-            autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
-            padding=4,
-            background="transparent",
-        )
-        .configure(font=FONT)
-        .configure_view(stroke=None)
-        .configure_axis(**axis)
-        .configure_legend(**legend)
-        .configure_text(fontSize=11)
+    # All at once: each call of configure_axis and its like would copy the whole chart again.
+    return chart.properties(
+        width=width,
+        height=height,
+        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+        padding=4,
+        background="transparent",
+        config=alt.Config(
+            font=FONT,
+            view=alt.ViewConfig(stroke=None),
+            axis=alt.AxisConfig(**axis),
+            legend=alt.LegendConfig(**legend),
+            text=alt.MarkConfig(fontSize=11),
+        ),
     )

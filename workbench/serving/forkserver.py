@@ -41,7 +41,7 @@ _IMPORTS = (
     "sglang.srt.speculative.eagle_worker_v2",
     "sglang.srt.models.registry",
 )
-_SERVER = ["-m", "sglang.launch_server"]
+_FORKED = ("sglang.launch_server", "workbench.answers.probe_sglang")
 _NAMELESS = "-" * 12  # as long as a server's identity, which takes its place
 # What a server reads when it starts, not when it is imported: orders, a rank's cores
 # (srt/utils/numa_utils.py:459 SGLANG_CPU_OMP_THREADS_BIND), and Gloo's own.
@@ -275,8 +275,8 @@ class _Forked:
 def _fork(
     command: Sequence[str], server: str, output: int, before: Callable[[], Any]
 ) -> _Forked | subprocess.Popen:
-    """Start a server's command as ``supervisor.popen`` does, without its imports."""
-    if list(command[1:3]) != _SERVER or len(server) != len(_NAMELESS):
+    """Start a command that imports SGLang as ``supervisor.popen`` does, without its imports."""
+    if command[1] != "-m" or command[2] not in _FORKED or len(server) != len(_NAMELESS):
         return supervisor.popen(command, server, output, before)
     pid = os.fork()
     if pid:
@@ -347,4 +347,4 @@ def _appear(command: Sequence[str], server: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _end_with(lambda: main() or 0)  # Python's own end takes seconds over so many modules

@@ -21,7 +21,7 @@ from workbench.experiment.errors import BadInput
 from workbench.experiment.profile_sections import ROOT
 
 PAIRS = {"tiny": 3.0, "tiny-kimi": 2.8}  # the accept length each is promised to reach at 3 steps
-PROMPTS = 12
+PROMPTS, FEW = 12, 4  # few show a fault as well as many do
 
 
 def heldout(pair: str, count: int) -> list[list[int]]:
@@ -131,9 +131,9 @@ def slowly(
 
 def test_slow_decoder_gives_the_same_tokens_and_rounds(pair, reference):
     for prompt, steps in zip(heldout(pair, 2), (3, 2)):
-        fast = reference.decode([prompt], 20, steps)[0]
+        fast = reference.decode([prompt], 10, steps)[0]
         assert (list(fast.output_ids), list(fast.histogram)) == slowly(
-            reference, ROOT / "fixtures" / pair / "draft", prompt, 20, steps
+            reference, ROOT / "fixtures" / pair / "draft", prompt, 10, steps
         )
 
 
@@ -157,11 +157,9 @@ def test_prompts_decode_alike_alone_and_together(pair, reference, decoded):
 
 def test_shifted_aux_layers_change_the_histogram_and_no_token(pair, decoded):
     ids, folder = {"tiny": (0, 1, 3), "tiny-kimi": (3, 4, 5)}[pair], ROOT / "fixtures" / pair
-    wrong = decode(
-        folder / "target", folder / "draft", heldout(pair, PROMPTS), 64, 3, aux_layers=ids
-    )
-    assert [d.output_ids for d in decoded] == [d.output_ids for d in wrong]
-    assert total_histogram(decoded) != total_histogram(wrong)
+    wrong = decode(folder / "target", folder / "draft", heldout(pair, FEW), 64, 3, aux_layers=ids)
+    assert [d.output_ids for d in decoded[:FEW]] == [d.output_ids for d in wrong]
+    assert total_histogram(decoded[:FEW]) != total_histogram(wrong)
 
 
 def test_zeroed_features_collapse_the_accept_length(pair, reference, decoded):
@@ -170,8 +168,8 @@ def test_zeroed_features_collapse_the_accept_length(pair, reference, decoded):
         "fc.weight": torch.zeros_like(reference.draft.weights["fc.weight"]),
     }
     blind = replace(reference, draft=replace(reference.draft, weights=weights))
-    blinded = blind.decode(heldout(pair, PROMPTS), 64, 3)
-    assert accept_length(total_histogram(blinded)) < accept_length(total_histogram(decoded)) - 0.8
+    blinded = accept_length(total_histogram(blind.decode(heldout(pair, FEW), 64, 3)))
+    assert blinded < accept_length(total_histogram(decoded[:FEW])) - 0.8
 
 
 # --- counting and rules, by hand

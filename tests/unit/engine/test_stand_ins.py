@@ -49,24 +49,35 @@ def fake(folder: Path, package: str) -> str:
     return str(folder)
 
 
-def test_sglang_imports_with_the_stand_ins_and_takes_its_native_paths():
-    out = python(
-        "import sglang.srt.entrypoints.http_server, sglang.launch_server\nimport sys, torch\nfrom"
-        " sglang.srt.utils import common\nfrom sglang.srt.distributed.device_communicators import"
-        " custom_all_reduce_ops\nfrom sglang.srt.mem_cache import embedding_cache_controller\nfrom"
-        " sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend\nfrom"
-        " sglang.srt.speculative import eagle_worker_v2\nprint(common.cpu_has_amx_support(),"
-        " common._is_intel_amx_backend_available(),\n      hasattr(torch.ops.sgl_kernel,"
-        " 'convert_weight_packed'), hasattr(torch.ops.sgl_kernel, 'extend_attention_cpu'),\n     "
-        " custom_all_reduce_ops.IS_CUSTOM_AR_AVAILABLE,"
-        " embedding_cache_controller.transfer_embedding_ranges_direct,\n      'jsonschema' in"
-        " sys.modules, 'rfc3987_syntax.syntax_helpers' in sys.modules)\nfrom"
-        " workbench.engine.cpu.backend import last_loc_in_torch\ntable = torch.tensor([[5, 6, 7],"
-        " [8, 9, 4]], dtype=torch.int32)\nprint(last_loc_in_torch(None, table, torch.tensor([1, 0,"
-        " 1]), torch.tensor([2, 3, 0])).tolist())",
-        *paths.python_path(),
-    )
-    assert out.splitlines()[-2:] == ["False False False True False None True False", "[9, 7, -1]"]
+NATIVE = """
+import sys, torch
+import sglang.srt.entrypoints.http_server, sglang.launch_server
+from sglang.srt.utils import common
+from sglang.srt.distributed.device_communicators import custom_all_reduce_ops
+from sglang.srt.mem_cache import embedding_cache_controller
+from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
+from sglang.srt.speculative import eagle_worker_v2
+print(
+    common.cpu_has_amx_support(),
+    common._is_intel_amx_backend_available(),
+    hasattr(torch.ops.sgl_kernel, "convert_weight_packed"),
+    hasattr(torch.ops.sgl_kernel, "extend_attention_cpu"),
+    custom_all_reduce_ops.IS_CUSTOM_AR_AVAILABLE,
+    embedding_cache_controller.transfer_embedding_ranges_direct,
+    "jsonschema" in sys.modules,
+    "rfc3987_syntax.syntax_helpers" in sys.modules,
+)
+from workbench.engine.cpu.backend import last_loc_in_torch
+table = torch.tensor([[5, 6, 7], [8, 9, 4]], dtype=torch.int32)
+print(last_loc_in_torch(None, table, torch.tensor([1, 0, 1]), torch.tensor([2, 3, 0])).tolist())
+"""
+
+
+def test_sglang_imports_with_the_stand_ins_and_takes_its_native_paths(imported):
+    ran = imported.run(NATIVE)
+    assert ran.status == 0, ran.err
+    said = ["False False False True False None True False", "[9, 7, -1]"]
+    assert ran.out.splitlines()[-2:] == said
 
 
 def test_what_sgl_kernel_has_not_is_missing_by_name():

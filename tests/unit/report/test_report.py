@@ -203,9 +203,8 @@ def test_refusals_stand_beside_the_verdict_with_their_reasons():
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_every_kind_of_refusal_is_said_at_the_top_in_its_own_words(name, monkeypatch):
-    monkeypatch.setattr(
-        figures, "figures", lambda *_: []
-    )  # the words are looked at here, and charts take their time
+    # The words are looked at here, and charts take their time.
+    monkeypatch.setattr(report, "figures", lambda *_: [])
     log, setting = runlog.read(FIXTURES / f"{name}.jsonl"), sound_profile()
     verdict = judge(setting, log).to_json()
     top = Page(report.render(verdict, log, {}, setting.model_dump())).text.partition("Comparisons")[

@@ -23,10 +23,9 @@ _GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator."
 _ROOM = 1 << 20  # bytes of one rank's message; a larger one goes through gloo
 _LINE = 64  # bytes: each rank writes to a cache line of its own
 _KINDS = ("all_reduce", "all_gather", "broadcast")
-_YIELDS, _PAUSE_S = (
-    1000,
-    1e-4,
-)  # a rank that waits gives its core away, and after so many times sleeps
+# A rank that waits gives its core away, and after so many times sleeps, the longer the longer it
+# has waited.
+_YIELDS, _PAUSE_S, _LONGEST_PAUSE_S = 150, 1e-4, 2e-3
 
 
 def usable(environment: Mapping[str, str] = os.environ) -> bool:
@@ -129,10 +128,14 @@ class Ranks:
         return messages
 
     def _wait(self, rank: int) -> None:
-        tries = 0
+        tries, pause = 0, _PAUSE_S
         while self._posted[rank * _LINE // 8] < self._number:
             tries += 1
-            os.sched_yield() if tries < _YIELDS else time.sleep(_PAUSE_S)
+            if tries < _YIELDS:
+                os.sched_yield()
+            else:
+                time.sleep(pause)
+                pause = min(1.1 * pause, _LONGEST_PAUSE_S)
 
 
 _of: WeakKeyDictionary[object, Ranks | None] = WeakKeyDictionary()
