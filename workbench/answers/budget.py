@@ -15,6 +15,7 @@ from workbench.engine import stages as stage_table
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput, WorkbenchError
 from workbench.experiment.runlog import Block
+from workbench.judge.verdict_file import ArmEntry, VerdictFile
 from workbench.predict import (
     ceilings,
     cycle_time,
@@ -72,7 +73,7 @@ def context(run: Run) -> float:
     )
 
 
-def numbers(run: Run, verdict: Mapping[str, Any], found: Basis = Basis()) -> ceilings.Numbers:
+def numbers(run: Run, verdict: VerdictFile, found: Basis = Basis()) -> ceilings.Numbers:
     """The numbers of the ceilings: this run's where none and shared were measured, else those
     of the field report that started this (Kimi-K2.5, EAGLE-3, TP8 over PCIe); ``source`` says
     which.
@@ -81,10 +82,10 @@ def numbers(run: Run, verdict: Mapping[str, Any], found: Basis = Basis()) -> cei
     draft's collectives are those counted, at the latency that the machine's inputs give for the
     draft's own messages (that report's estimate where there are none).
     """
-    arms, steps = verdict.get("arms") or {}, run.profile.speculation.steps
-    plain, shared = (number((arms.get(arm) or {}).get("cycle_ms")) for arm in ("none", "shared"))
-    facts = arms.get("shared") or {}
-    length, stages = number(facts.get("accept_length")), facts.get("stage_ms") or {}
+    unknown, steps = ArmEntry(), run.profile.speculation.steps
+    facts = verdict.arms.get("shared", unknown)
+    plain, shared = number(verdict.arms.get("none", unknown).cycle_ms), number(facts.cycle_ms)
+    length, stages = number(facts.accept_length), facts.stage_ms
     if not (plain > 0 and shared > 0 and length >= 1 and steps):
         return ceilings.Numbers()
     known: dict[str, Any] = {}
@@ -109,11 +110,11 @@ def numbers(run: Run, verdict: Mapping[str, Any], found: Basis = Basis()) -> cei
         )
 
 
-def collectives(run: Run, facts: Mapping[str, Any], found: Basis) -> float | None:
+def collectives(run: Run, facts: ArmEntry, found: Basis) -> float | None:
     """Collectives of shared's drafting a cycle: as counted in the server, or where graphs hide them
     from that by its source.
     """
-    counted = facts.get("collectives_per_round") or {}
+    counted = facts.collectives_per_round
     if "draft" in counted and not stage_work.graphs(run.profile):
         return counted["draft"] + counted.get("draft_extend", 0)
     return (
@@ -247,7 +248,7 @@ def verify_table(
     )
 
 
-def answer(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
+def answer(run: Run, verdict: VerdictFile, found: Basis) -> str:
     """02_budget's answer, in words."""
     said = ceilings.sentence(numbers(run, verdict, found))
     predictions = placements(run, found)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -16,6 +15,7 @@ from workbench.answers import host_time, profiled_cycles, trace_parts
 from workbench.answers.budget import basis, context
 from workbench.answers.cycle import HOST, measured
 from workbench.experiment.arms import Arm
+from workbench.judge.verdict_file import VerdictFile
 from workbench.predict import cycle_time, stage_work
 from workbench.predict.basis import Basis
 from workbench.predict.cycle_time import Prediction
@@ -36,7 +36,7 @@ COLUMNS = [
 ]
 
 
-def predicted(run: Run, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
+def predicted(run: Run, verdict: VerdictFile, found: Basis) -> dict[str, Prediction]:
     """{arm: its predicted cycle} for every measured arm but replicas and other settings of the
     communication layer, for which this machine was not measured; empty without a basis.
 
@@ -59,7 +59,7 @@ def predicted(run: Run, verdict: Mapping[str, Any], found: Basis) -> dict[str, P
     }
 
 
-def alone(run: Run, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
+def alone(run: Run, verdict: VerdictFile, found: Basis) -> dict[str, Prediction]:
     """As ``predicted`` with nothing taken from the run. Kernels are as many as the profiled cycles
     of shared and none launched, where there
     are any on a GPU."""
@@ -104,7 +104,7 @@ def kernels(run: Run, found: Basis) -> dict[str, float]:
     return counted
 
 
-def compared(run: Run, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
+def compared(run: Run, verdict: VerdictFile, found: Basis) -> pd.DataFrame:
     """One row an arm: the measured cycle beside the model's own figure and that with the remainder
     of shared, with how far each is off.
     """
@@ -120,7 +120,7 @@ def compared(run: Run, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def bars(run: Run, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
+def bars(run: Run, verdict: VerdictFile, found: Basis) -> pd.DataFrame:
     """Measured and predicted stages of each arm but replicas, for ``charts.stage_times``.
 
     Without speculation the step stands in verify's place. The rest is what of a measured cycle is
@@ -184,36 +184,34 @@ def misses(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def order(
-    verdict: Mapping[str, Any], predictions: Mapping[str, Prediction]
+    verdict: VerdictFile, predictions: Mapping[str, Prediction]
 ) -> tuple[list[str], list[str]]:
     """Pairs of arms ("a, b") whose cycles differ by more than the run can resolve: those that the
     model orders as measured, and the others.
     """
     right: list[str] = []
     wrong: list[str] = []
-    arms = verdict.get("arms") or {}
-    for c in verdict.get("comparisons") or []:
-        told = (
-            c["a"] in predictions
-            and c["b"] in predictions
-            and c["experiment"] in (arms[c["a"]].get("experiment"), arms[c["b"]].get("experiment"))
+    arms = verdict.arms
+    for c in verdict.comparisons:
+        predicted_here = (
+            c.a in predictions
+            and c.b in predictions
+            and c.experiment in (arms[c.a].experiment, arms[c.b].experiment)
         )
         if (
-            told
-            and c["metric"] == "cycle_ms"
-            and c["valid"]
-            and c["ratio"] is not None
-            and f"{c['a']} and {c['b']}" not in right + wrong
+            predicted_here
+            and c.metric == "cycle_ms"
+            and c.valid
+            and c.ratio is not None
+            and f"{c.a} and {c.b}" not in right + wrong
+            and abs(c.ratio - 1) > (c.resolution or 0.0)
         ):
-            if abs(c["ratio"] - 1) > (c["resolution"] or 0.0):
-                same = (predictions[c["a"]].cycle_s > predictions[c["b"]].cycle_s) == (
-                    c["ratio"] > 1
-                )
-                (right if same else wrong).append(f"{c['a']} and {c['b']}")
+            same = (predictions[c.a].cycle_s > predictions[c.b].cycle_s) == (c.ratio > 1)
+            (right if same else wrong).append(f"{c.a} and {c.b}")
     return right, wrong
 
 
-def sentence(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
+def sentence(run: Run, verdict: VerdictFile, found: Basis) -> str:
     """How good the model is, in words: where it misses by more than ``ALLOWED``, and whether it
     orders the arms.
     """
@@ -256,7 +254,7 @@ def sentence(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
     return " ".join(said)
 
 
-def _where(run: Run, verdict: Mapping[str, Any], found: Basis, arm: str) -> str:
+def _where(run: Run, verdict: VerdictFile, found: Basis, arm: str) -> str:
     """In which stages the arm that the model misses most takes longer or shorter than predicted,
     the larger differences first.
     """

@@ -15,6 +15,13 @@ from typing import Any
 from workbench.answers import memory_check
 from workbench.experiment import metrics, runlog
 from workbench.experiment.profile_sections import ROOT
+from workbench.judge.verdict_file import (
+    ArmEntry,
+    ComparedEntry,
+    ComparisonEntry,
+    VerdictFile,
+    Yardstick,
+)
 from workbench.run import recording
 from workbench.run.lab import Run, reopen
 
@@ -30,7 +37,9 @@ class Figures:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.verdict = cache(lambda name: json.loads((folder / name / "verdict.json").read_text()))
+        self.verdict: Callable[[str], VerdictFile] = cache(
+            lambda name: recording.stored_verdict(name, folder)
+        )
         self.run: Callable[[str], Run] = cache(lambda name: reopen(folder / name))
 
     # -------------------------------------------------------------- comparisons
@@ -46,17 +55,17 @@ class Figures:
         told = []
         for name, a, b, about in rows:
             c = self._comparison(name, a, b)
-            control = c["control"] or self.verdict(name)["control"]
+            control = c.control or self.verdict(name).control
             told.append(
                 (
                     f"`{name}`: {about}",
                     f"`{a}` ÷ `{b}`",
                     _interval(c),
-                    f"{100 * c['level']:.3g} %",
-                    f"{c['pairs']} {'pairs' if c['method'] == 'paired' else 'starts'}",
+                    f"{100 * c.level:.3g} %",
+                    f"{c.pairs} {'pairs' if c.method == 'paired' else 'starts'}",
                     _found(c),
                     _interval(control) if control else ABSENT,
-                    f"{_yes(c['valid'])} / {_yes(self.verdict(name)['valid'])}",
+                    f"{_yes(c.valid)} / {_yes(self.verdict(name).valid)}",
                 )
             )
         return table(
@@ -75,13 +84,15 @@ class Figures:
 
     def control(self, name: str) -> str:
         """How far the control's arm is from itself, in percent."""
-        return f"{100 * abs(self.verdict(name)['control']['ratio'] - 1):.1f} %"
+        return f"{100 * abs(self.verdict(name).control.ratio - 1):.1f} %"
 
-    def _comparison(self, name: str, a: str, b: str, metric: str = "tokens_per_s") -> dict:
+    def _comparison(
+        self, name: str, a: str, b: str, metric: str = "tokens_per_s"
+    ) -> ComparisonEntry:
         found = [
             c
-            for c in self.verdict(name)["comparisons"]
-            if (c["a"], c["b"], c["metric"], c["experiment"]) == (a, b, metric, _MAIN)
+            for c in self.verdict(name).comparisons
+            if (c.a, c.b, c.metric, c.experiment) == (a, b, metric, _MAIN)
         ]
         (one,) = found
         return one
@@ -90,11 +101,11 @@ class Figures:
 
     def cycle(self, name: str, arm: str) -> str:
         """Milliseconds of an arm's cycle."""
-        return f"{self._arm(name, arm)['cycle_ms']:.2f}"
+        return f"{self._arm(name, arm).cycle_ms:.2f}"
 
     def stage(self, name: str, arm: str, *stages: str) -> str:
         """Milliseconds a cycle of some stages together."""
-        return f"{sum(self._arm(name, arm)['stage_ms'][stage] for stage in stages):.2f}"
+        return f"{sum(self._arm(name, arm).stage_ms[stage] for stage in stages):.2f}"
 
     def block_cycles(self, names: Sequence[str], arm: str) -> str:
         """The shortest and longest cycle among an arm's blocks, in milliseconds."""
@@ -109,24 +120,24 @@ class Figures:
         return f"{min(told):.2f} to {max(told):.2f}"
 
     def blocks(self, name: str, arm: str) -> int:
-        return self._arm(name, arm)["blocks"]
+        return self._arm(name, arm).blocks
 
     def accept_length(self, name: str, arm: str, interval: bool = True) -> str:
-        length = self._arm(name, arm)["accept"]["length"]
-        told = f"{length['value']:.2f}"
-        return f"{told} ({length['low']:.2f} to {length['high']:.2f})" if interval else told
+        length = self._arm(name, arm).accept.length
+        told = f"{length.value:.2f}"
+        return f"{told} ({length.low:.2f} to {length.high:.2f})" if interval else told
 
     def collectives(self, name: str, arm: str, stage: str = "draft") -> str:
-        return f"{self._arm(name, arm)['collectives_per_round'][stage]:g}"
+        return f"{self._arm(name, arm).collectives_per_round[stage]:g}"
 
-    def _arm(self, name: str, arm: str) -> dict[str, Any]:
-        return self.verdict(name)["arms"][arm]
+    def _arm(self, name: str, arm: str) -> ArmEntry:
+        return self.verdict(name).arms[arm]
 
     # -------------------------------------------------------------- one run
 
     def sentence(self, name: str) -> str:
         """The verdict in a sentence."""
-        return self.verdict(name)["sentence"]
+        return self.verdict(name).sentence
 
     def setting(self, name: str, path: str) -> Any:
         """A field of the profile, by its dotted path."""
@@ -153,18 +164,16 @@ class Figures:
             "arms": len(found) + 1,
             "as_shared": sum(own == shared for own in found.values()) + 1,
             "differ": sum(none[key] != shared[key] for key in none),
-            "verdict": self.verdict(name)["parity"]["shared"],
+            "verdict": self.verdict(name).parity["shared"],
             "itself": self._itself(name),
         }
 
     def _itself(self, name: str) -> str:
         """In how many answers none differs from itself."""
         (own,) = [
-            c
-            for c in self.verdict(name)["parity_counts"]
-            if (c["experiment"], c["arm"]) == (_MAIN, "none")
+            c for c in self.verdict(name).parity_counts if (c.experiment, c.arm) == (_MAIN, "none")
         ]
-        return f"{own['own_mismatched']} of {own['own_compared']}"
+        return f"{own.own_mismatched} of {own.own_compared}"
 
     def rounding(self, names: Sequence[str]) -> dict[str, Any]:
         """Where answers of shared and none part: by how much the float32 target prefers one of the
@@ -313,15 +322,15 @@ def parted(folders: Iterable[Path]) -> tuple[list[float], list[float], float]:
     return apart, best, torch.finfo(torch.bfloat16).eps * 8
 
 
-def _interval(c: Mapping[str, Any]) -> str:
-    return f"{c['ratio']:.3f} ({c['low']:.3f} to {c['high']:.3f})"
+def _interval(c: ComparedEntry | Yardstick) -> str:
+    return f"{c.ratio:.3f} ({c.low:.3f} to {c.high:.3f})"
 
 
-def _found(c: Mapping[str, Any]) -> str:
+def _found(c: ComparisonEntry) -> str:
     """A comparison in words."""
-    if not c["low"] <= 1 <= c["high"]:
-        return "**faster**" if c["low"] > 1 else "**slower**"
-    return f"not distinguishable; {100 * c['resolution']:.2g} % would have been seen"
+    if not c.low <= 1 <= c.high:
+        return "**faster**" if c.low > 1 else "**slower**"
+    return f"not distinguishable; {100 * c.resolution:.2g} % would have been seen"
 
 
 def _yes(holds: bool) -> str:

@@ -14,6 +14,7 @@ import pandas as pd
 from workbench.answers import torch_trace, trace_parts
 from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.runlog import Finding
+from workbench.judge.verdict_file import ArmEntry, VerdictFile
 from workbench.report.cells import number
 from workbench.run.lab import Run
 from workbench.serving.pool import TRACES
@@ -89,16 +90,13 @@ def bars(found: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "stage", "what", "time (ms/cycle)"])
 
 
-def answer(found: Mapping[str, Mapping[str, Any]], verdict: Mapping[str, Any]) -> str:
+def answer(found: Mapping[str, Mapping[str, Any]], verdict: VerdictFile) -> str:
     """Which rival explanation each arm's trace supports, beside the cycle without the profiler, or
     why it has no trace.
     """
     said = []
     for arm, entry in found.items():
-        own, cycle = (
-            parts(entry),
-            number(((verdict.get("arms") or {}).get(arm) or {}).get("cycle_ms")),
-        )
+        own, cycle = parts(entry), number(verdict.arms.get(arm, ArmEntry()).cycle_ms)
         where = " On a CPU, whose operators stand for kernels:" if entry.get("cpu") else ""
         beside = f" Without the profiler a cycle takes {cycle:.3g} ms." if cycle > 0 else ""
         said.append(

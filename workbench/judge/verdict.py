@@ -5,7 +5,6 @@ there is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from workbench.experiment import metrics
 from workbench.experiment.arms import Arm
@@ -19,7 +18,7 @@ from workbench.judge.refusal import KINDS, Refusal
 from workbench.judge.stats import LEVEL
 from workbench.judge.token_parity import Parity
 from workbench.judge.told import Verdict
-from workbench.judge.verdict_file import ArmEntry
+from workbench.judge.verdict_file import AcceptEntry, ArmEntry
 
 
 def judge(
@@ -142,7 +141,7 @@ def _facts(run: RunView, reasons: Sequence[Refusal], experiment: str, arm: str) 
         cycle_ms=metrics.cycle_ms(blocks),
         accept_length=told.length.value if told else None,
         accept_rate=told.rate.value if told and told.rate else None,
-        accept=_accept(told) if told else None,
+        accept=AcceptEntry.of(told) if told else None,
         accept_simulated=run.acceptance_simulated(experiment),
         collectives_per_round={stage: sum(found.values()) for stage, found in kinds.items()},
         collectives_by_kind=kinds,
@@ -216,12 +215,3 @@ def _notes(
         if f.value["detected"]
     ]
     return tuple(notes)
-
-
-def _accept(taken: accept.Accept) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, accept.Estimate):
-            return vars(value)
-        return [vars(v) for v in value] if isinstance(value, tuple) else value
-
-    return {name: plain(value) for name, value in vars(taken).items()}

@@ -10,6 +10,7 @@ import pandas as pd
 
 from workbench.experiment.runlog import Finding, Line
 from workbench.experiment.sweeps import COLLECTIVES
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report import (
     html,
     sweep_charts,
@@ -30,7 +31,7 @@ class Sweeps:
 
 
 def sweeps(
-    verdict: Mapping[str, Any],
+    verdict: VerdictFile,
     records: Sequence[Line],
     profile: Mapping[str, Any],
     searched: pd.DataFrame | None = None,

@@ -17,11 +17,14 @@ from tiny_models import DEEPSEEK, write_pair
 from workbench.answers import budget, cycle, cycle_check, host_time, profiled_cycles
 from workbench.experiment.arms import Arm
 from workbench.experiment.runlog import Finding, RunLog
+from workbench.judge.verdict_file import ArmEntry, VerdictFile
 from workbench.predict import ceilings, cycle_time, measure_machine, stage_work, step_count
 from workbench.predict.machine import Latency, Machine
 from workbench.report import cells, chart_parts, cycle_charts
 from workbench.run import recording
 from workbench.run.lab import Run
+
+read = VerdictFile.read
 
 
 def cpu_machine(latency: float = 1e-4) -> Machine:
@@ -94,7 +97,7 @@ def run(tmp_path):
 
 @pytest.fixture()
 def verdict(run):
-    return run.verdict.to_json()
+    return run.verdict.file
 
 
 # ------------------------------------------------------------------ what stands behind a prediction
@@ -115,7 +118,7 @@ def test_the_logs_own_machine_is_used_and_nothing_is_measured(run, monkeypatch):
 def test_measurements_of_an_unknown_machine_are_not_predicted_from_this_one(tmp_path, monkeypatch):
     monkeypatch.setattr(measure_machine, "of", lambda profile: pytest.fail("measured"))
     stranger = lab(tmp_path, simulated_runs.sound())
-    found, verdict = budget.basis(stranger), stranger.verdict.to_json()
+    found, verdict = budget.basis(stranger), stranger.verdict.file
     assert found.inputs is None and "run 02_budget before the servers" in found.why
     assert "No prediction for this machine: the log holds measurements" in budget.answer(
         stranger, verdict, found
@@ -143,7 +146,7 @@ def test_a_pair_that_is_not_here_has_no_prediction(tmp_path):
 
 def test_without_a_log_the_numbers_are_the_origins(tmp_path):
     empty = lab(tmp_path)
-    assert budget.numbers(empty, empty.verdict.to_json()) == ceilings.Numbers()
+    assert budget.numbers(empty, empty.verdict.file) == ceilings.Numbers()
 
 
 def test_with_a_log_the_numbers_are_its_own(run, verdict):
@@ -151,7 +154,7 @@ def test_with_a_log_the_numbers_are_its_own(run, verdict):
     assert (1 / found.baseline, found.cycle_s) == pytest.approx(
         (CYCLE_S["none"], CYCLE_S["shared"]), rel=1e-3
     )
-    assert found.accept_length == pytest.approx(verdict["arms"]["shared"]["accept_length"])
+    assert found.accept_length == pytest.approx(verdict.arms["shared"].accept_length)
     assert found.draft_s == pytest.approx(
         0.24 * CYCLE_S["shared"], rel=1e-3
     ) and found.collective_s == pytest.approx((1e-4, 1e-4))
@@ -173,13 +176,11 @@ def test_collectives_hidden_in_graphs_are_those_of_the_source(tmp_path):
         ),
         *(budget.model_shape.read(tmp_path / side, f"pair.{side}") for side in ("target", "draft")),
     )
-    assert budget.collectives(gpu, {"collectives_per_round": {"draft": 0}}, found) == 12
+    hidden = ArmEntry(collectives_per_round={"draft": 0})
+    assert budget.collectives(gpu, hidden, found) == 12
+    assert budget.collectives(gpu, hidden, budget.Basis(why="none")) is None
     assert (
-        budget.collectives(gpu, {"collectives_per_round": {"draft": 0}}, budget.Basis(why="none"))
-        is None
-    )
-    assert (
-        budget.numbers(gpu, gpu.verdict.to_json()).collectives_a_step
+        budget.numbers(gpu, gpu.verdict.file).collectives_a_step
         == ceilings.Numbers().collectives_a_step
     )
 
@@ -191,7 +192,7 @@ def test_numbers_that_cannot_be_are_not_used(tmp_path):
             log(), lambda r: is_block(r, "none", "measure"), lambda b: simulated_runs.slowed(b, 9)
         ),
     )
-    assert budget.numbers(slow, slow.verdict.to_json()).source.startswith(
+    assert budget.numbers(slow, slow.verdict.file).source.startswith(
         f"{ceilings.REPORTED} (this run's cannot be used: speculative"
     )
 
@@ -255,13 +256,12 @@ def test_stages_and_the_host_make_up_the_cycle(verdict):
 
 
 def test_other_loads_are_left_out_and_other_communication_is_not_predicted(run, verdict):
-    more = json.loads(json.dumps(verdict))
-    more["arms"]["shared+comm=nccl-ring"] = json.loads(json.dumps(more["arms"]["shared"])) | {
-        "experiment": "collectives"
+    shared = verdict.arms["shared"]
+    others = {
+        "shared+comm=nccl-ring": shared.model_copy(update={"experiment": "collectives"}),
+        "shared+steps=2": shared.model_copy(update={"experiment": "steps_at_4"}),
     }
-    more["arms"]["shared+steps=2"] = json.loads(json.dumps(more["arms"]["shared"])) | {
-        "experiment": "steps_at_4"
-    }
+    more = verdict.model_copy(update={"arms": verdict.arms | others})
     assert set(cycle.measured(more)) == {*cycle.measured(verdict), "shared+comm=nccl-ring"}
     assert set(cycle_check.predicted(run, more, budget.basis(run))) == {"none", "shared", "own-1"}
     assert cycle.curve(run, more) == cycle.curve(run, verdict)
@@ -311,16 +311,11 @@ def test_the_answer_says_what_is_spent_what_could_and_what_was_saved(run, verdic
     assert "Drafting is 6 ms of it, 24 %: no placement can save more." in said
     assert "Its 8 collectives a cycle would take 0.8 ms" in said
     assert "own-1 saved 6 % of the cycle (" in said and "not a statement about GPUs" in said
-    again = [c | {"experiment": "steps"} for c in verdict["comparisons"]]
-    assert (
-        cycle.answer(
-            run, verdict | {"comparisons": verdict["comparisons"] + again}, budget.basis(run)
-        )
-        == said
-    )
+    again = tuple(c.model_copy(update={"experiment": "steps"}) for c in verdict.comparisons)
+    more = verdict.model_copy(update={"comparisons": verdict.comparisons + again})
+    assert cycle.answer(run, more, budget.basis(run)) == said
     assert cycle_check.order(
-        verdict | {"comparisons": verdict["comparisons"] + again},
-        cycle_check.predicted(run, verdict, budget.basis(run)),
+        more, cycle_check.predicted(run, verdict, budget.basis(run))
     ) == cycle_check.order(verdict, cycle_check.predicted(run, verdict, budget.basis(run)))
 
 
@@ -332,7 +327,7 @@ def test_a_loss_and_nothing_are_said_as_they_are(tmp_path, speedup, noise, words
     found = lab(
         tmp_path, [kept(cpu_machine()), *simulated_runs.sound(speedup=speedup, noise=noise)]
     )
-    assert words in cycle.answer(found, found.verdict.to_json(), budget.basis(found))
+    assert words in cycle.answer(found, found.verdict.file, budget.basis(found))
 
 
 def test_a_refused_comparison_claims_no_saving(tmp_path):
@@ -340,7 +335,7 @@ def test_a_refused_comparison_claims_no_saving(tmp_path):
         tmp_path,
         [kept(cpu_machine()), *simulated_runs.DEFECTS["accept_moved"](simulated_runs.sound())],
     )
-    said = cycle.answer(found, found.verdict.to_json(), budget.basis(found))
+    said = cycle.answer(found, found.verdict.file, budget.basis(found))
     assert (
         "Whether own-1 saved anything is not known: " in said
         and "own-1 saved" not in said.replace("Whether own-1 saved", "")
@@ -349,36 +344,36 @@ def test_a_refused_comparison_claims_no_saving(tmp_path):
 
 def test_without_stage_times_there_is_no_answer(tmp_path):
     found = lab(tmp_path, change(simulated_runs.sound(), is_block, lambda b: {"stage_seconds": {}}))
-    verdict = found.verdict.to_json()
+    verdict = found.verdict.file
     assert cycle.answer(found, verdict, budget.basis(found)).startswith(
         "No answer: the stages of shared's cycle were not measured."
     )
     assert cycle.steps(found, verdict) == ()
     (tmp_path / "empty").mkdir()
     nothing = lab(tmp_path / "empty")
-    assert cycle.answer(nothing, nothing.verdict.to_json(), budget.Basis(why="none")).startswith(
+    assert cycle.answer(nothing, nothing.verdict.file, budget.Basis(why="none")).startswith(
         "No answer"
     )
     for table in (
-        cycle.measured_table({}),
-        cycle_check.bars(nothing, {}, budget.Basis()),
+        cycle.measured_table(VerdictFile()),
+        cycle_check.bars(nothing, VerdictFile(), budget.Basis()),
         profiled_cycles.table({}),
         step_count.table(()),
     ):
         assert cells.shown(table).empty
-    missed = cycle_check.misses(cycle_check.compared(nothing, {}, budget.Basis()))
+    missed = cycle_check.misses(cycle_check.compared(nothing, VerdictFile(), budget.Basis()))
     for chart in (
-        cycle_charts.stage_times(cycle_check.bars(nothing, {}, budget.Basis())),
+        cycle_charts.stage_times(cycle_check.bars(nothing, VerdictFile(), budget.Basis())),
         cycle_charts.misses(missed, 15),
         cycle_charts.decomposition(profiled_cycles.bars({})),
-        cycle_charts.verify_width(cycle.widths(nothing, {}, budget.Basis())),
+        cycle_charts.verify_width(cycle.widths(nothing, VerdictFile(), budget.Basis())),
     ):
         chart_parts.svg(chart)
 
 
 def test_other_step_counts_are_judged_by_what_was_measured(run, verdict):
     found = cycle.steps(run, verdict)
-    positions = [share["value"] for share in verdict["arms"]["shared"]["accept"]["positions"]]
+    positions = [share.value for share in verdict.arms["shared"].accepted_at]
     assert [c.accept_length for c in found] == pytest.approx(
         [1, *(1 + sum(positions[:n]) for n in (1, 2, 3))]
     )
@@ -390,13 +385,15 @@ def test_other_step_counts_are_judged_by_what_was_measured(run, verdict):
 
 
 def test_a_longer_chain_tells_of_more_positions_and_widths(tmp_path, run, verdict):
-    deeper = json.loads(json.dumps(verdict))
-    facts = deeper["arms"]["shared+steps=5"] = json.loads(json.dumps(deeper["arms"]["shared"]))
+    content = verdict.to_json()
+    facts = json.loads(json.dumps(content["arms"]["shared"]))
+    content["arms"]["shared+steps=5"] = facts
     facts["stage_ms"]["verify"] = 20.0
     facts["accept"]["positions"] += [
         {"value": 0.3, "low": 0.2, "high": 0.4},
         {"value": 0.2, "low": 0.1, "high": 0.3},
     ]
+    deeper = VerdictFile.read(content)
     assert cycle.curve(run, deeper) == pytest.approx({1: 9e-3, 4: 17.5e-3, 6: 20e-3}, rel=1e-2)
     assert [c.steps for c in cycle.steps(run, deeper)] == [0, 1, 2, 3, 4, 5]
     rows = cycle.widths(run, deeper, budget.basis(run)).set_index("tokens verified")
@@ -409,7 +406,7 @@ def test_a_longer_chain_tells_of_more_positions_and_widths(tmp_path, run, verdic
     assert "measured" in chart_parts.svg(cycle_charts.verify_width(rows.reset_index()))
     assert "simulated" not in cycle.best_steps(run, deeper)
     facts["accept_simulated"] = True
-    assert cycle.best_steps(run, deeper).endswith(
+    assert cycle.best_steps(run, VerdictFile.read(content)).endswith(
         "Acceptance was simulated, so this is no statement about the pair."
     )
 
@@ -444,13 +441,12 @@ def test_the_cost_of_timing_is_that_of_an_arm_without_it(ratio, low, high, words
         "valid": True,
         "reasons": [],
     }
-    assert words in cycle.timing({"comparisons": [compared]})
-    assert "name the arm shared+timing=off" in cycle.timing(
-        {"comparisons": [compared | {"a": "own-1"}]}
-    )
+    assert words in cycle.timing(read({"comparisons": [compared]}))
+    other = read({"comparisons": [compared | {"a": "own-1"}]})
+    assert "name the arm shared+timing=off" in cycle.timing(other)
     refused = {"valid": False, "ratio": None, "reasons": [{"sentence": "too few pairs."}]}
     assert (
-        cycle.timing({"comparisons": [compared | refused]})
+        cycle.timing(read({"comparisons": [compared | refused]}))
         == "What timing the stages costs is not known: too few pairs."
     )
 
@@ -476,10 +472,11 @@ def test_a_model_that_misses_is_said_to_miss_and_a_wrong_order_is_named(run, ver
     )
     apart = told["verify"] - 1e3 * stages["verify"].total_s
     assert f"Of {worst}, which it misses most" in said and f"{apart:+.2g} ms in verify" in said
-    turned = json.loads(json.dumps(verdict))
-    for c in turned["comparisons"]:
+    content = verdict.to_json()
+    for c in content["comparisons"]:
         if (c["a"], c["b"], c["metric"]) == ("own-1", "shared", "cycle_ms"):
             c["ratio"] = 1 / c["ratio"]
+    turned = read(content)
     assert "It orders own-1 and shared the other way round than measured." in cycle_check.sentence(
         run, turned, found
     )
@@ -510,7 +507,7 @@ def gpu_basis(folder) -> budget.Basis:
 
 def test_kernels_are_those_that_a_trace_counted(tmp_path):
     gpu = lab(tmp_path, log(), engine="cuda")
-    found, verdict = gpu_basis(tmp_path), gpu.verdict.to_json()
+    found, verdict = gpu_basis(tmp_path), gpu.verdict.file
     estimated = cycle_check.predicted(gpu, verdict, found)["own-1"].stages["verify"].launch_s
     assert cycle_check.kernels(gpu, found) == {}
     folder = gpu.folder / "traces" / "shared"
@@ -543,7 +540,7 @@ def test_where_the_host_works_beside_the_device_no_arm_is_faster_than_it(tmp_pat
     is no shorter cycle than it needs.
     """
     gpu, found = lab(tmp_path, log(), engine="cuda"), gpu_basis(tmp_path)
-    verdict = gpu.verdict.to_json()
+    verdict = gpu.verdict.file
     rows = cycle_check.compared(gpu, verdict, found).set_index("arm")
     assert (
         rows.loc["own-1", "with shared's remainder (ms)"] == pytest.approx(25, rel=1e-3)
@@ -628,7 +625,7 @@ def test_every_recording_is_predicted_from_its_own_machine(tmp_path, run):
         (folder / "prompts.json").write_text(json.dumps(list(run.prompts)))
         (folder / "verdict.json").write_text(json.dumps(run.verdict.to_json()))
     table, said = cycle_check.recorded(tmp_path / "recordings")
-    expected = cycle_check.compared(run, run.verdict.to_json(), budget.basis(run))
+    expected = cycle_check.compared(run, run.verdict.file, budget.basis(run))
     pd.testing.assert_frame_equal(table.drop(columns="run"), expected)
     assert (
         set(table["run"]) == {"known"}
@@ -643,9 +640,9 @@ def test_every_recording_is_predicted_from_its_own_machine(tmp_path, run):
 
 
 def test_traces_in_the_runs_folder_are_decomposed_by_arm_and_kept_in_the_log(run):
-    assert profiled_cycles.decompositions(run) == {} and profiled_cycles.answer({}, {}).startswith(
-        "No cycle was profiled"
-    )
+    assert profiled_cycles.decompositions(run) == {} and profiled_cycles.answer(
+        {}, VerdictFile()
+    ).startswith("No cycle was profiled")
     folder = run.folder / "traces" / "shared"
     folder.mkdir(parents=True)
     for rank in (0, 1):
@@ -655,7 +652,7 @@ def test_traces_in_the_runs_folder_are_decomposed_by_arm_and_kept_in_the_log(run
         20 * 120e-6
     )
     assert profiled_cycles.table(found)["arm"].unique().tolist() == ["shared"]
-    said = profiled_cycles.answer(found, run.verdict.to_json())
+    said = profiled_cycles.answer(found, run.verdict.file)
     assert said.startswith("shared: A cycle of") and said.endswith(
         "Without the profiler a cycle takes 25 ms."
     )
@@ -674,6 +671,6 @@ def test_a_trace_that_cannot_be_read_is_said_so(run):
     (folder / "TP-0.trace.json").write_text('{"traceEvents": [')
     found = profiled_cycles.decompositions(run)
     assert "damaged or cut off" in found["own-1"]["why"] and profiled_cycles.table(found).empty
-    assert profiled_cycles.answer(found, {}).startswith(
+    assert profiled_cycles.answer(found, VerdictFile()).startswith(
         "own-1: no trace (trace: TP-0.trace.json is damaged or cut off"
     )

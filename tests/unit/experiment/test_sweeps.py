@@ -265,7 +265,7 @@ def test_acceptance_implies_the_accept_length_of_every_chain(swept):
 
 def test_charts_of_sweeps_are_drawn_and_of_nothing_say_why(swept):
     chosen, records = swept
-    rows = tables.comparisons(verdict.judge(chosen, records).to_json())
+    rows = tables.comparisons(verdict.judge(chosen, records).file)
     drawn = chart_parts.svg(sweep_charts.sweep_map(steps.sweep_map(chosen, records)))
     assert drawn.count('aria-roledescription="rect mark"') == 8 and "100 (6)" in drawn
     loads = tables.load_table(rows)
