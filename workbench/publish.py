@@ -10,6 +10,7 @@ import pandas as pd
 from workbench.answers import budget, cycle_check, steps
 from workbench.experiment.errors import BadInput
 from workbench.judge.verdict_file import VerdictFile
+from workbench.predict.machine import Machine
 from workbench.report import report, two_runs
 from workbench.run.lab import Run
 
@@ -38,7 +39,7 @@ def _cycles(lab: Run, judged: VerdictFile) -> pd.DataFrame | None:
     """Stages measured beside predicted, where the log holds this machine's inputs; a report
     measures nothing.
     """
-    if lab.finding("machine") is None:
+    if lab.finding("machine", Machine) is None:
         return None
     basis = budget.basis(lab)
     return None if basis.inputs is None else cycle_check.bars(lab, judged, basis)

@@ -40,7 +40,7 @@ def basis(run: Run) -> Basis:
     A log that holds measurements but no inputs may be another machine's: then there is no basis,
     and no prediction.
     """
-    kept = run.finding("machine")
+    kept = run.finding("machine", Machine)
     if kept is None and any(isinstance(record, Block) for record in run.records):
         return Basis(
             why=(
@@ -49,7 +49,7 @@ def basis(run: Run) -> Basis:
             )
         )
     try:
-        inputs = measure_machine.of(run.profile) if kept is None else Machine.from_json(kept)
+        inputs = kept or measure_machine.of(run.profile)
         target, draft = (
             model_shape.read(getattr(run.profile.pair, side), f"pair.{side}")
             for side in ("target", "draft")
@@ -59,7 +59,7 @@ def basis(run: Run) -> Basis:
     except WorkbenchError as error:
         return Basis(why=str(error).rstrip("."))
     if kept is None:
-        run.record_finding("budget", "machine", inputs.to_json())
+        run.record_finding("budget", "machine", inputs)
     return Basis(inputs, target, draft, host=told, host_from=told_by)
 
 

@@ -89,9 +89,10 @@ def kernels(run: Run, found: Basis) -> dict[str, float]:
     counted: dict[str, float] = {}
     profiled = profiled_cycles.decompositions(run)
     for name in ("none", "shared"):
-        entry = profiled.get(name) or {}
-        if not (parts := profiled_cycles.parts(entry)) or entry.get("cpu", True):
+        entry = profiled.get(name)
+        if entry is None or entry.cpu:
             continue
+        parts = entry.parts
         for stage, work in stage_work.stages(
             run.profile, found.target, found.draft, Arm(name)
         ).items():

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from workbench.answers import memory_check
+from workbench.answers.profiled_cycles import Profiled
 from workbench.experiment import metrics, runlog
 from workbench.experiment.profile_sections import ROOT
+from workbench.judge.findings import CorruptedRank, GpuMemory
 from workbench.judge.verdict_file import (
     ArmEntry,
     ComparedEntry,
@@ -22,6 +24,7 @@ from workbench.judge.verdict_file import (
     VerdictFile,
     Yardstick,
 )
+from workbench.predict.machine import Machine
 from workbench.run import recording
 from workbench.run.lab import Run, reopen
 
@@ -189,14 +192,14 @@ class Figures:
 
     def traced(self, name: str, arm: str, kind: str, *stages: str) -> str:
         """Milliseconds a cycle that the profiler's trace has of one class of kernels."""
-        parts = self.run(name).finding(f"trace {arm}")["parts"]
-        return f"{1e3 * sum(_seconds(parts[stage], kind) for stage in stages):.3f}"
+        parts = self.run(name).finding(f"trace {arm}", Profiled).parts
+        return f"{1e3 * sum(parts[stage].a_round(kind) for stage in stages):.3f}"
 
     def corrupted(self, name: str, arm: str) -> str:
         """What the server with a corrupted rank was caught by, in its own words."""
-        found = self.run(name).finding(arm)
-        assert found["detected"]
-        return found["sentence"]
+        found = self.run(name).finding(arm, CorruptedRank)
+        assert found.detected
+        return found.sentence
 
     def starts(self, name: str, drafts: bool | None = None) -> str:
         """Seconds from a server's start to its first answer, of those with a draft, without, or
@@ -223,9 +226,9 @@ class Figures:
     def latency(self, name: str, kind: str, size: int) -> str:
         """Microseconds of a collective of that many bytes, as measured on the run's machine."""
         found = [
-            dict(map(tuple, told["points"]))[size]
-            for told in self.run(name).finding("machine")["latencies"]
-            if told["kind"] == kind and told["points"]
+            dict(told.points)[size]
+            for told in self.run(name).finding("machine", Machine).latencies
+            if told.kind == kind and told.points
         ]
         return f"{1e6 * found[0]:.0f}"
 
@@ -241,7 +244,7 @@ class Figures:
         for name in self._gpu_runs():
             table = memory_check.table(self.run(name))["off (%)"].dropna().abs()
             off += table.tolist()
-            assert table.empty or self.run(name).finding("memory")["given_back"]
+            assert table.empty or self.run(name).finding("memory", GpuMemory).given_back
         return f"{max(off):.2g} %"
 
     def runs_table(self) -> str:
@@ -335,11 +338,6 @@ def _found(c: ComparisonEntry) -> str:
 
 def _yes(holds: bool) -> str:
     return "yes" if holds else "no"
-
-
-def _seconds(part: Mapping[str, Any], kind: str) -> float:
-    """Seconds a round that a stage of a trace has of one class."""
-    return part["seconds"].get(kind, 0) / part["rounds"]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import Hung, ServerFailed
 from workbench.experiment.profile import Profile
-from workbench.experiment.runlog import NEGATIVE, negative_controls
+from workbench.experiment.runlog import NEGATIVE
+from workbench.judge.findings import CorruptedRank, corrupted_ranks
 from workbench.run.lab import Run
 from workbench.serving import client, server_log
 from workbench.serving import server as servers
@@ -53,7 +54,7 @@ def corrupted_rank(lab: Run) -> list[str]:
                     failed = failed or failure
         if failed:
             raise failed
-    return [found["sentence"] for found in kept.values()]
+    return [found.sentence for found in kept.values()]
 
 
 def arms(profile: Profile) -> list[Arm]:
@@ -63,9 +64,9 @@ def arms(profile: Profile) -> list[Arm]:
     return [Arm.parse(f"own-{own.group}+agreement={way}") for way in ways] if own else []
 
 
-def known(lab: Run) -> dict[str, dict[str, Any]]:
+def known(lab: Run) -> dict[str, CorruptedRank]:
     """{arm: what its corrupted rank did}, from the log."""
-    return {r.name: r.value for r in negative_controls(lab.records)}
+    return corrupted_ranks(lab.records)
 
 
 def missing(lab: Run) -> list[Arm]:
@@ -78,7 +79,7 @@ def missing(lab: Run) -> list[Arm]:
     )
 
 
-def _caught(lab: Run, arm: Arm) -> dict[str, Any]:
+def _caught(lab: Run, arm: Arm) -> CorruptedRank:
     limits = {
         "ready_within_s": min(READY_WITHIN_S, lab.profile.server.ready_within_s),
         "token_within_s": TOKEN_WITHIN_S,
@@ -114,13 +115,13 @@ def _caught(lab: Run, arm: Arm) -> dict[str, Any]:
         if failure
         else f"{who}: it served {ROUNDS} rounds of requests unnoticed."
     )
-    return {
-        "detected": failure is not None,
-        "sentence": sentence,
-        "rank": rank,
-        "within_s": round(seconds, 1),
-        "attested": attested,
-    }
+    return CorruptedRank(
+        detected=failure is not None,
+        sentence=sentence,
+        rank=rank,
+        within_s=round(seconds, 1),
+        attested=attested,
+    )
 
 
 def _is_of_the_corruption(arm: Arm, rank: int, failure: ServerFailed, told: str, log: Path) -> bool:

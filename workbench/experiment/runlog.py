@@ -7,7 +7,6 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -144,7 +143,7 @@ NEGATIVE = "negative control"  # the experiment of its findings
 
 class Finding(Record):
     """A named, computed answer of a notebook (e.g. the probe's), kept so that a report needs no
-    notebook output.
+    notebook output. value: of plain types; workbench/experiment/findings.py makes and reads it.
     """
 
     kind: Literal["finding"] = "finding"
@@ -161,13 +160,6 @@ _LINE: TypeAdapter[Line] = TypeAdapter(Line)
 def parse(data: Any) -> Line:
     """A record from its plain data."""
     return _LINE.validate_python(data)
-
-
-def negative_controls(records: Iterable[Line]) -> list[Finding]:
-    """What servers with a corrupted rank did (workbench/answers/negative_control.py), in the log's
-    order.
-    """
-    return [r for r in records if isinstance(r, Finding) and r.experiment == NEGATIVE]
 
 
 def now() -> str:

@@ -15,6 +15,7 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.metrics import METRICS, RunView
 from workbench.experiment.runlog import Block
 from workbench.judge import stats
+from workbench.judge.findings import PlannedLooks
 from workbench.judge.refusal import Refusal
 from workbench.judge.stats import Interval
 
@@ -123,10 +124,10 @@ def level_of(run: RunView, experiment: str, comparisons: int) -> Callable[[str, 
     reference (Bonferroni), and less what earlier looks of a live run have spent.
 
     A live run puts its checkpoints into the log before its first block, as the finding
-    "checkpoints": {"looks": [...]}.
+    "checkpoints" (``findings.PlannedLooks``).
     """
-    planned = run.finding(experiment, "checkpoints")
-    checkpoints = stats.Checkpoints(tuple(planned.value["looks"])) if planned else None
+    planned = run.finding(experiment, "checkpoints", PlannedLooks)
+    checkpoints = stats.Checkpoints(tuple(planned.looks)) if planned else None
     return lambda method, n: (
         checkpoints.level(n, comparisons)
         if checkpoints and method == "paired"

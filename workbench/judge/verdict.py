@@ -10,10 +10,11 @@ from workbench.experiment import metrics
 from workbench.experiment.arms import Arm
 from workbench.experiment.metrics import METRICS, RunView
 from workbench.experiment.profile import Profile
-from workbench.experiment.runlog import Block, Line, negative_controls
+from workbench.experiment.runlog import Block, Line
 from workbench.experiment.sweeps import is_sweep
 from workbench.judge import accept, after_switch, comparisons, refusals, token_parity
 from workbench.judge.comparisons import Comparison
+from workbench.judge.findings import corrupted_ranks
 from workbench.judge.refusal import KINDS, Refusal
 from workbench.judge.stats import LEVEL
 from workbench.judge.token_parity import Parity
@@ -209,9 +210,9 @@ def _notes(
         if p.result == "differs" and not p.violations
     ]
     notes += [
-        f"Negative control: {f.name} with the draft of rank {f.value['rank']} corrupted on purpose"
-        f" was caught {f.value['within_s']:.0f} s after its start began."
-        for f in negative_controls(run.records)
-        if f.value["detected"]
+        f"Negative control: {arm} with the draft of rank {c.rank} corrupted on purpose"
+        f" was caught {c.within_s:.0f} s after its start began."
+        for arm, c in corrupted_ranks(run.records).items()
+        if c.detected
     ]
     return tuple(notes)

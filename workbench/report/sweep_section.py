@@ -8,8 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.experiment import findings
 from workbench.experiment.runlog import Finding, Line
 from workbench.experiment.sweeps import COLLECTIVES
+from workbench.judge.findings import SettingTried
 from workbench.judge.verdict_file import VerdictFile
 from workbench.report import (
     html,
@@ -75,7 +77,7 @@ def sweeps(
             )
     kept = next(
         (
-            r.value
+            findings.read(r, list[SettingTried])
             for r in reversed(records)
             if isinstance(r, Finding) and (r.experiment, r.name) == (COLLECTIVES, "settings")
         ),
@@ -87,6 +89,6 @@ def sweeps(
     return Sweeps(
         html.table(arms),
         html.table(ratios(comparisons, controls)),
-        html.table(pd.DataFrame(kept)),
+        html.table(tables.settings(kept)),
         tuple(found),
     )

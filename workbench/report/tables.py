@@ -15,6 +15,7 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile_sections import Speculation
 from workbench.experiment.sweeps import crossing
+from workbench.judge.findings import SettingTried
 from workbench.judge.verdict_file import (
     ComparedEntry,
     IntervalEntry,
@@ -186,6 +187,12 @@ def parity(verdict: VerdictFile) -> pd.DataFrame:
 
 
 SPEED = "speed (% of the best)"  # a column of the searches' maps
+
+
+def settings(tried: Sequence[SettingTried]) -> pd.DataFrame:
+    """One row a setting of the communication layer, as 06's search kept it."""
+    table = pd.DataFrame([row.model_dump(by_alias=True) for row in tried])
+    return table[[*(c for c in table if c != "about"), *(c for c in table if c == "about")]]
 
 
 def drafting(arm: Arm | None, profile: Mapping[str, Any]) -> str:

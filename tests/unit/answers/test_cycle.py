@@ -107,7 +107,7 @@ def test_a_log_without_measurements_takes_this_machine_and_keeps_it(tmp_path, mo
     monkeypatch.setattr(measure_machine, "of", lambda profile: cpu_machine())
     empty = lab(tmp_path)
     assert budget.basis(empty).inputs == cpu_machine()
-    assert Machine.from_json(empty.finding("machine")) == cpu_machine()
+    assert empty.finding("machine", Machine) == cpu_machine()
 
 
 def test_the_logs_own_machine_is_used_and_nothing_is_measured(run, monkeypatch):
@@ -648,9 +648,7 @@ def test_traces_in_the_runs_folder_are_decomposed_by_arm_and_kept_in_the_log(run
     for rank in (0, 1):
         cycle_by_cycle(COMMUNICATION).write(folder / f"TP-{rank}.trace.json.gz", packed=True)
     found = profiled_cycles.decompositions(run)
-    assert profiled_cycles.parts(found["shared"])["draft"].seconds["collective"] == pytest.approx(
-        20 * 120e-6
-    )
+    assert found["shared"].parts["draft"].seconds["collective"] == pytest.approx(20 * 120e-6)
     assert profiled_cycles.table(found)["arm"].unique().tolist() == ["shared"]
     said = profiled_cycles.answer(found, run.verdict.file)
     assert said.startswith("shared: A cycle of") and said.endswith(
@@ -670,7 +668,7 @@ def test_a_trace_that_cannot_be_read_is_said_so(run):
     folder.mkdir(parents=True)
     (folder / "TP-0.trace.json").write_text('{"traceEvents": [')
     found = profiled_cycles.decompositions(run)
-    assert "damaged or cut off" in found["own-1"]["why"] and profiled_cycles.table(found).empty
+    assert "damaged or cut off" in found["own-1"].why and profiled_cycles.table(found).empty
     assert profiled_cycles.answer(found, VerdictFile()).startswith(
         "own-1: no trace (trace: TP-0.trace.json is damaged or cut off"
     )

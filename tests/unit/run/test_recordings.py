@@ -52,7 +52,7 @@ def test_every_recording_gives_its_verdict_again(name, tmp_path):
     assert (
         probe.answer(probe.of(run))
         and isinstance(run.preflight(), list)
-        and wiring.check(run)["sentence"]
+        and wiring.check(run).sentence
     )
     judged = publish.publish(run)
     assert list(recording.differences(recording.stored_verdict(name), judged)) == []
@@ -159,13 +159,13 @@ def test_it_replays_where_neither_pair_nor_prompts_exist(run, tmp_path, capsys):
     judged = publish.publish(found)
     assert list(recording.differences(recording.stored_verdict("kept"), judged)) == []
     # What no notebook answered at the time is not made up now.
-    assert wiring.check(found) == {"ok": None, "sentence": "Not checked when this was recorded."}
+    assert wiring.check(found).sentence == "Not checked when this was recorded."
     assert (
         probe.answer(probe.of(found)) == "Not answered when this was recorded."
         and probe.table(None).empty
         and found.preflight() == []
     )
-    assert found.record_finding("draft_tp", "new", 3) == 3 and found.finding("new") is None
+    assert found.record_finding("draft_tp", "new", 3) == 3 and found.finding("new", int) is None
     assert collectives.facts(found) == communication.Facts("cpu", 2)
     # Opened again, as each notebook does, and by its folder.
     assert (
