@@ -16,16 +16,14 @@ from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import NEGATIVE
 from workbench.judge.findings import CorruptedRank, corrupted_ranks
 from workbench.run.lab import Run
-from workbench.serving import client, server_log
+from workbench.serving import client, faults, server_log
 from workbench.serving import server as servers
+from workbench.serving.faults import Cause, Fault
 
 READY_WITHIN_S, TOKEN_WITHIN_S = (
     200.0,
     20.0,
 )  # a hang is what is expected here, so it is waited for no longer than it takes to tell
-DISAGREED = (  # of workbench/engine/agreement.py, which imports torch
-    "drafted another tree than rank 0"
-)
 ROUNDS, TOKENS = 4, 64  # of requests that a corrupted rank may pass before it counts as unnoticed
 
 
@@ -101,11 +99,10 @@ def _caught(lab: Run, arm: Arm) -> CorruptedRank:
     except ServerFailed as error:
         failure = error
     seconds = time.monotonic() - begun
-    own = (
-        server_log.first_failure(log) if failure else None
-    )  # the server's own words, where it died of it
-    told = server_log.clean(own.splitlines()[-1] if own else str(failure or "").split("\n")[0])
-    if failure and not _is_of_the_corruption(arm, rank, failure, told, log):
+    # The server's own words, where it died of it.
+    fault = faults.first(log) or faults.told_by(str(failure or "").split("\n")[0])
+    told = server_log.clean(fault.sentence)
+    if failure and not _is_of_the_corruption(arm, rank, failure, fault, log):
         raise ServerFailed(
             f"{who}: its server failed for another reason, which is no evidence"
             f" ({told.rstrip('.')})"
@@ -124,15 +121,16 @@ def _caught(lab: Run, arm: Arm) -> CorruptedRank:
     )
 
 
-def _is_of_the_corruption(arm: Arm, rank: int, failure: ServerFailed, told: str, log: Path) -> bool:
+def _is_of_the_corruption(
+    arm: Arm, rank: int, failure: ServerFailed, fault: Fault, log: Path
+) -> bool:
     """Whether a failure is what the corrupted rank does: under ``check`` it is named, else the
     ranks part over requests that were taken.
     """
     if arm.agreement == "check":
-        return f"ranks [{rank}] {DISAGREED}" in told
-    return (
-        isinstance(failure, Hung) or server_log.answering(log)
-    ) and "out of memory" not in told.lower()
+        return fault.cause is Cause.DISAGREED and fault.ranks == (rank,)
+    at_work = isinstance(failure, Hung) or server_log.answering(log)
+    return at_work and fault.cause is not Cause.OUT_OF_MEMORY
 
 
 def _error(url: str, prompts: Sequence[Mapping[str, Any]]) -> ServerFailed | None:

@@ -19,8 +19,9 @@ from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Failure, Finding, RunLog, Start, now
 from workbench.experiment.schedule import Planned
-from workbench.serving import attestation, client, server_log, stacks
+from workbench.serving import attestation, client, faults, server_log, stacks
 from workbench.serving import server as servers
+from workbench.serving.faults import Cause
 from workbench.serving.server import Server
 
 log = logging.getLogger(__name__)
@@ -147,15 +148,15 @@ class Pool:
         seconds = time.perf_counter() - begun
         said = client.server_info(self.server.url)["draft_tp"]
         rounds, collectives, spent, timed = _difference(said["counts"], before)
-        faults = [
+        inactive = [
             *self.server.unattested,
             *attestation.inactive_on(arm, said["active"], profile.tp, asked),
             *attestation.miscounted(
                 arm, asked, requests, rounds, _less(said["counts"]["verified"], before["verified"])
             ),
         ]
-        if faults:
-            log.warning("block %d of %s is not attested: %s", index, arm.name, "; ".join(faults))
+        if inactive:
+            log.warning("block %d of %s is not attested: %s", index, arm.name, "; ".join(inactive))
         self.file.append(
             Block(
                 block=index,
@@ -175,7 +176,7 @@ class Pool:
                     if arm.speculates or said["arm"] != "none"
                     else arm.configuration.name
                 ),
-                attested=not faults,
+                attested=not inactive,
                 prompts_from="random" if profile.workload.prompts == "random" else "heldout",
                 requests=tuple(requests),
                 rounds=rounds,
@@ -304,17 +305,16 @@ class Pool:
         text = str(failure)
         if isinstance(failure, Hung) and self.server:  # while its processes live
             text = f"{text} ({stacks.save(self.server.launch.server, self.server.log)})"
-        first = self.log and server_log.first_failure(self.log) or ""
-        what = (
-            "disagreed"
-            if "drafted another tree" in first
-            else (
-                "hung" if isinstance(failure, Hung) else "start" if self.server is None else "block"
-            )
-        )
-        reason = text.splitlines()[0] + (
-            f" ({first.splitlines()[-1]})" if first and first not in text else ""
-        )
+        fault = faults.first(self.log) if self.log else None
+        if fault and fault.cause is Cause.DISAGREED:
+            what = "disagreed"
+        elif isinstance(failure, Hung):
+            what = "hung"
+        else:
+            what = "start" if self.server is None else "block"
+        reason = text.splitlines()[0]
+        if fault and fault.text not in text:
+            reason += f" ({fault.sentence})"
         return Failure(
             experiment=task.planned.experiment,
             arm=task.planned.arm,
