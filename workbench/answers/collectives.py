@@ -12,9 +12,9 @@ from workbench.answers.steps import best_of, caveat, searched
 from workbench.experiment import communication, halving, metrics, setting_sweep
 from workbench.experiment.arms import Arm
 from workbench.experiment.communication import Facts
+from workbench.experiment.names import COLLECTIVES
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
-from workbench.experiment.sweeps import COLLECTIVES
 from workbench.judge.findings import SettingTried
 from workbench.report import tables
 from workbench.report.tables import SPEED

@@ -8,7 +8,6 @@ import pandas as pd
 
 from workbench.answers.budget import caveat, collective_s, collectives, in_ms, verify_table
 from workbench.engine import stages
-from workbench.experiment import sweeps
 from workbench.experiment.arms import Arm
 from workbench.judge.verdict_file import ComparisonEntry, VerdictFile
 from workbench.predict import step_count
@@ -30,7 +29,7 @@ def measured(verdict: VerdictFile) -> dict[str, dict[str, float]]:
     """
     found = {}
     for arm, facts in verdict.arms.items():
-        if facts.experiment.startswith(sweeps.crossing("")):
+        if facts.load is not None:
             continue
         stages = {
             stage: time for stage in STAGES if (time := number(facts.stage_ms.get(stage))) >= 0

@@ -11,9 +11,9 @@ import pandas as pd
 
 from workbench.experiment import halving, metrics, sweeps
 from workbench.experiment.arms import Arm
+from workbench.experiment.names import STEPS
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
-from workbench.experiment.sweeps import STEPS, crossing
 from workbench.judge import accept
 from workbench.judge.comparisons import Comparison
 from workbench.judge.stats import Interval
@@ -67,10 +67,8 @@ def by_load(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[int
     """{(a, b): {requests at once: ratio of tokens/s}} of 05's comparisons that have a result."""
     found: dict[tuple[str, str], dict[int, Interval]] = {}
     for c in comparisons:
-        if c.valid and c.metric == "tokens_per_s" and c.experiment.startswith(crossing("")):
-            found.setdefault((c.a, c.b), {})[int(c.experiment.removeprefix(crossing("")))] = (
-                c.interval
-            )
+        if c.valid and c.metric == "tokens_per_s" and c.load is not None:
+            found.setdefault((c.a, c.b), {})[c.load] = c.interval
     return found
 
 
@@ -152,7 +150,7 @@ def steps_answer(lab: Run) -> str:
     )
     said = [
         best_of(
-            [c for c in found if c.experiment == crossing(load) and c.b == reference],
+            [c for c in found if c.load == load and c.b == reference],
             profile,
             f"The best at {load} at once is",
             f"At {load} at once no setting",

@@ -73,6 +73,10 @@ class RunView:
             None,
         )
 
+    def load(self, experiment: str) -> int | None:
+        """The requests at once at which 05_steps compares in this experiment; None for others."""
+        return next((b.load for b in self.blocks(experiment)), None)
+
     def acceptance_simulated(self, experiment: str) -> bool:
         """Whether SGLang simulated the accept length: then it says nothing about the pair."""
         values = [

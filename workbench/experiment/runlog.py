@@ -12,9 +12,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from workbench.experiment.errors import WorkbenchError
+from workbench.experiment.names import load_of
 
 SCHEMA = 1
 FREE_WITHIN_S = 5  # a process that was ended a moment ago may still hold the log
@@ -97,6 +98,8 @@ class Block(Record):
     stage_seconds: {stage: seconds spent} during this block in the rounds that were timed.
     stage_timed: how many these were (one of a few: engine/counting.py), every round of the stage
         where it is not said.
+    load: the requests at once at which 05_steps compares; a log that lacks it says it by the name
+        of the experiment.
     """
 
     kind: Literal["block"] = "block"
@@ -120,6 +123,14 @@ class Block(Record):
     collectives: dict[str, dict[str, int]] = {}
     stage_seconds: dict[str, float] = {}
     stage_timed: dict[str, int] = {}
+    load: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_load(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "load" not in data and "experiment" in data:
+            return data | {"load": load_of(data["experiment"])}
+        return data
 
 
 class Failure(Record):

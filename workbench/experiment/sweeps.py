@@ -14,27 +14,15 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.halving import Logs
 from workbench.experiment.metrics import tokens_per_s
+from workbench.experiment.names import STEPS, at_load
 from workbench.experiment.plans import WARMUP_REQUESTS, Task, together, torn
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
 from workbench.experiment.schedule import Planned
 
-STEPS, COLLECTIVES = "steps", "collectives"
 Plan = Callable[
     [Sequence[Line]], list[Task]
 ]  # all tasks that the log has decided on so far, those that it holds included
-
-
-def crossing(load: int | str) -> str:
-    """The experiment in which 05_steps compares the best settings at so many requests at once."""
-    return f"{STEPS}_at_{load}"
-
-
-def is_sweep(experiment: str) -> bool:
-    """Whether an experiment is one of 05's or 06's, which compare settings where the others compare
-    placements.
-    """
-    return experiment in (STEPS, COLLECTIVES) or experiment.startswith(crossing(""))
 
 
 # ------------------------------------------------------------------ 05_steps
@@ -283,10 +271,10 @@ def _compared(
     for load in at:
         size, more = (
             max(profile.workload.requests_per_block, load),
-            (torn(records, crossing(load)) if starts == 1 else 0),
+            (torn(records, at_load(load)) if starts == 1 else 0),
         )
         plan = schedule.by_starts(
-            crossing(load),
+            at_load(load),
             sides,
             starts,
             each + more,
@@ -320,4 +308,5 @@ def task(profile: Profile, planned: Planned, family: str, load: int | None = Non
         profile.workload.max_new_tokens,
         family,
         bool(Arm.parse(planned.arm).comm),
+        load,
     )

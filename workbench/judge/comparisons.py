@@ -35,6 +35,7 @@ class Comparison:
     wanted: units in all (a side) that the wished-for resolution needs.
     wanted_seconds: what the further ones cost, at the pace of this run. Where there are reasons
         there is no interval.
+    load: the requests at once at which 05_steps compares; None for other comparisons.
     """
 
     experiment: str
@@ -51,6 +52,7 @@ class Comparison:
     wanted: int | None = None
     wanted_seconds: float | None = None
     reasons: tuple[Refusal, ...] = ()
+    load: int | None = None
 
     @property
     def valid(self) -> bool:
@@ -68,6 +70,7 @@ class Comparison:
                 self.level,
                 self.units,
                 reasons=self.reasons + tuple(reasons),
+                load=self.load,
             )
             if reasons
             else self
@@ -167,7 +170,14 @@ def compare(
     sample = _pairs(blocks_a, blocks_b) if paired else _starts(run, blocks_a, blocks_b)
     method = "paired" if paired else "starts"
     found = Comparison(
-        experiment, a, b, metric, method, level(method, min(sample.units)), sample.units
+        experiment,
+        a,
+        b,
+        metric,
+        method,
+        level(method, min(sample.units)),
+        sample.units,
+        load=run.load(experiment),
     )
     if sample.fault:
         key, why = sample.fault

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from workbench.experiment import metrics
 from workbench.experiment.arms import Arm
 from workbench.experiment.metrics import METRICS, RunView
+from workbench.experiment.names import is_sweep
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
-from workbench.experiment.sweeps import is_sweep
 from workbench.judge import accept, after_switch, comparisons, refusals, token_parity
 from workbench.judge.comparisons import Comparison
 from workbench.judge.findings import corrupted_ranks

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from workbench.experiment.names import load_of
 from workbench.judge.accept import Accept
 from workbench.judge.comparisons import Comparison
 from workbench.judge.refusal import Refusal
@@ -91,6 +92,11 @@ class ComparedEntry(Entry):
     valid: bool = False
     reasons: tuple[ReasonEntry, ...] = ()
 
+    @property
+    def load(self) -> int | None:
+        """The requests at once at which 05_steps compares; None for other comparisons."""
+        return load_of(self.experiment)
+
 
 class ComparisonEntry(ComparedEntry):
     """A comparison with its yardstick; None where no control fits."""
@@ -160,6 +166,11 @@ class ArmEntry(Entry):
     experiment: str = ""
     blocks: int = 0
     starts: int = 0
+
+    @property
+    def load(self) -> int | None:
+        """The requests at once at which 05_steps compared it; None for other experiments."""
+        return load_of(self.experiment)
 
     @property
     def accepted_at(self) -> tuple[EstimateEntry, ...]:

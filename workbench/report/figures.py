@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from workbench.experiment.names import is_sweep
 from workbench.experiment.runlog import Block, Line
-from workbench.experiment.sweeps import is_sweep
 from workbench.judge.verdict_file import VerdictFile
 from workbench.report import (
     cells,

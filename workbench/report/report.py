@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from workbench.experiment.names import is_sweep
 from workbench.experiment.runlog import Line
-from workbench.experiment.sweeps import is_sweep
 from workbench.judge.verdict_file import VerdictFile
 from workbench.report import (
     cells,

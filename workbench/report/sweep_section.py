@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from workbench.experiment import findings
+from workbench.experiment.names import COLLECTIVES
 from workbench.experiment.runlog import Finding, Line
-from workbench.experiment.sweeps import COLLECTIVES
 from workbench.judge.findings import SettingTried
 from workbench.judge.verdict_file import VerdictFile
 from workbench.report import (
@@ -50,7 +50,7 @@ def sweeps(
                 lambda width: sweep_charts.sweep_map(searched, width),
             )
         )
-    loads = tables.load_table(comparisons)
+    loads = tables.load_table(verdict)
     if len(loads):
         found.append(
             html.figure(

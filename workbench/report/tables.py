@@ -14,7 +14,6 @@ from workbench.engine import stages as stages_table
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile_sections import Speculation
-from workbench.experiment.sweeps import crossing
 from workbench.judge.findings import SettingTried
 from workbench.judge.verdict_file import (
     ComparedEntry,
@@ -285,16 +284,15 @@ def _draft_ranks(arm: Arm | None, profile: Mapping[str, Any]) -> float:
     return math.nan if arm is None else number(arm.group or profile.get("tp"))
 
 
-def load_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """The ratios of tokens/s by requests at once, for ``charts.by_load``. rows:
-    ``tables.comparisons``.
-    """
-    here = rows[
-        rows["experiment"].str.startswith(crossing(""))
-        & rows["valid"]
-        & (rows["metric"] == METRIC_NAMES["tokens_per_s"])
-    ]
-    loads = here["experiment"].str.removeprefix(crossing("")).astype(int)
-    return here.assign(**{"requests at once": loads})[
-        ["comparison", "requests at once", "ratio", "low", "high"]
-    ].sort_values("requests at once")
+def at_loads(verdict: VerdictFile) -> pd.DataFrame:
+    """``comparisons`` of 05's best settings, with the "requests at once" of each."""
+    chosen = [c for c in verdict.comparisons if c.load is not None]
+    return _ratios(chosen).assign(**{"requests at once": [c.load for c in chosen]})
+
+
+def load_table(verdict: VerdictFile) -> pd.DataFrame:
+    """The ratios of tokens/s by requests at once, for ``charts.by_load``."""
+    rows = at_loads(verdict)
+    here = rows[rows["valid"] & (rows["metric"] == METRIC_NAMES["tokens_per_s"])]
+    columns = ["comparison", "requests at once", "ratio", "low", "high"]
+    return here[columns].sort_values("requests at once")

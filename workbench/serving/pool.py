@@ -44,13 +44,11 @@ class Pool:
         file: RunLog,
         held: Sequence[int] = (),
     ):
-        self.profile, self.prompts, self.folder, self.file, self.held = (
-            profile,
-            prompts,
-            folder,
-            file,
-            held,
-        )
+        self.profile = profile
+        self.prompts = prompts
+        self.folder = folder
+        self.file = file
+        self.held = held
         self.start = max(
             (r.start for r in runlog.read(folder / "runs.jsonl") if isinstance(r, Start)),
             default=-1,
@@ -62,7 +60,7 @@ class Pool:
         self.failed: ServerFailed | None = None  # the last failure that the plan went on after
         self.failing: tuple[Arm, ...] = ()  # arms of the server that did not start
         self.cold: dict[tuple, list[tuple[int, Task]]] = {}
-        self.most: dict[tuple, int] = {}  # requests at once, by group
+        self.max_concurrency: dict[tuple, int] = {}  # by group
         self.stack = ExitStack()
 
     def plan(self, tasks: Sequence[Task], left: Sequence[Task]) -> None:
@@ -100,7 +98,8 @@ class Pool:
             dict.fromkeys(self.needed[task.group, Arm.parse(task.planned.arm)] for task in left)
         )
         for task in tasks:
-            self.most[task.group] = max(task.concurrency, self.most.get(task.group, 0))
+            largest = self.max_concurrency.get(task.group, 0)
+            self.max_concurrency[task.group] = max(task.concurrency, largest)
         # What warmed up a server that is gone warms up the one in its place.
         self.cold = {key: [] for key in self.order if key not in self.up}
         for index, task in plans.numbered(tasks):
@@ -124,10 +123,8 @@ class Pool:
         """Measure one block into the log. A server that a resumed run starts again is warmed up
         again first.
         """
-        said, again = (
-            self._reach(task),
-            self.cold.pop(self.needed[task.group, Arm.parse(task.planned.arm)], []),
-        )
+        said = self._reach(task)
+        again = self.cold.pop(self.needed[task.group, Arm.parse(task.planned.arm)], [])
         for warmup in again:
             self._block(*warmup, self._reach(warmup[1]))
         self._block(index, task, self._reach(task) if again else said)
@@ -183,6 +180,7 @@ class Pool:
                 collectives=collectives,
                 stage_seconds=spent,
                 stage_timed=timed,
+                load=task.load,
             )
         )
 
@@ -242,17 +240,17 @@ class Pool:
 
     def _serve(self, number: int, needed: tuple) -> Server:
         group, arms = needed
+        at_once = self.max_concurrency[group]
         context = servers.serve(
-            self.profile, arms, self._log(number, arms), self.most[group], locks=self.held
+            self.profile, arms, self._log(number, arms), at_once, locks=self.held
         )
         try:
             server = context.__enter__()
         except ServerFailed:
             self.log, self.failing = self._log(number, arms), arms
             raise
-        self.stack.push(
-            context
-        )  # one that is up is ended with the others, also where another does not start
+        # One that is up is ended with the others, also where another does not start.
+        self.stack.push(context)
         return server
 
     def _log(self, number: int, arms: tuple[Arm, ...]) -> Path:

@@ -236,9 +236,10 @@ def _wait_ready(
             return
         time.sleep(0.5)
     fault = _first_fault(supervisors)
+    why = fault.text if fault else _last(logfile)
     raise ServerFailed(
-        f"the server was not ready within {deadline_s:g} s:"
-        f" {fault.text if fault else _last(logfile)} (raise server.ready_within_s if it was still loading)"
+        f"the server was not ready within {deadline_s:g} s: {why} (raise server.ready_within_s if"
+        " it was still loading)"
     )
 
 
