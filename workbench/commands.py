@@ -205,7 +205,7 @@ def bench_arms(options: argparse.Namespace) -> int:
             options.starts,
         )
     )
-    print(f"curves: {out / 'bench.svg'}")
+    print(f"every point of both: {out / 'bench.json'}")
     return 0
 
 

@@ -10,7 +10,6 @@ from workbench.answers.budget import caveat, collective_s, collectives, in_ms, v
 from workbench.engine import stages
 from workbench.experiment.arms import Arm
 from workbench.judge.verdict_file import ComparisonEntry, VerdictFile
-from workbench.predict import step_count
 from workbench.predict.basis import Basis
 from workbench.report.cells import NOT_APPLICABLE, number
 from workbench.run.lab import Run
@@ -164,49 +163,6 @@ def widths(run: Run, verdict: VerdictFile, found: Basis) -> pd.DataFrame:
     measured_ms = [1e3 * seen[w] if w in seen else math.nan for w in table["tokens verified"]]
     table.insert(1, "measured (ms)", measured_ms)
     return table
-
-
-def steps(run: Run, verdict: VerdictFile) -> tuple[step_count.Choice, ...]:
-    """What other numbers of steps would give, by this run's acceptance at each position and verify
-    at the widths that were measured.
-
-    Empty where acceptance or stage times were not measured, or the drafts are trees.
-    """
-    told = measured(verdict)
-    plain, shared, spec = told.get("none", {}), told.get("shared", {}), run.profile.speculation
-    # Deeper drafts begin with the same tokens: the longest chain tells of every position.
-    acceptance = max(
-        (
-            [share.value for share in verdict.arms[name].accepted_at]
-            for name in _chains(run, verdict)
-        ),
-        key=len,
-        default=[],
-    )
-    if (
-        "decode" not in plain
-        or "verify" not in shared
-        or not acceptance
-        or spec.topk != 1
-        or not spec.steps
-    ):
-        return ()
-    drafting = (sum(shared.get(stage, 0.0) for stage in stages.DRAFTING)) / 1e3
-    return step_count.choices(
-        acceptance,
-        curve(run, verdict),
-        drafting / spec.steps,
-        fixed_s=max(0.0, shared[HOST]) / 1e3,
-        plain_s=plain["cycle"] / 1e3,
-    )
-
-
-def best_steps(run: Run, verdict: VerdictFile) -> str:
-    """``width.sentence`` of ``steps``, and where acceptance was made up that it was."""
-    simulated = any(facts.accept_simulated for facts in verdict.arms.values())
-    return step_count.sentence(steps(run, verdict)) + (
-        " Acceptance was simulated, so this is no statement about the pair." if simulated else ""
-    )
 
 
 def answer(run: Run, verdict: VerdictFile, found: Basis) -> str:

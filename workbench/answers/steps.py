@@ -17,8 +17,6 @@ from workbench.experiment.runlog import Block, Line
 from workbench.judge import accept
 from workbench.judge.comparisons import Comparison
 from workbench.judge.stats import Interval
-from workbench.predict import step_count
-from workbench.predict.step_count import Choice
 from workbench.report import tables
 from workbench.report.tables import SPEED
 from workbench.run.lab import Run
@@ -60,6 +58,33 @@ def sweep_map(profile: Profile, records: Sequence[Line]) -> pd.DataFrame:
                 )
     return pd.DataFrame(
         rows, columns=["shape", "arm", "steps", SPEED, "throughput (tokens/s)", "pairs of blocks"]
+    )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One number of draft steps of a chain: tokens and seconds of a cycle, and what they make."""
+
+    steps: int
+    accept_length: float
+    cycle_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.accept_length / self.cycle_s
+
+
+def best_choice(found: Sequence[Choice]) -> Choice:
+    """The choice with the most tokens a second; of equals the one with fewer steps."""
+    return max(found, key=lambda choice: (choice.tokens_per_s, -choice.steps))
+
+
+def choice_table(found: Sequence[Choice]) -> pd.DataFrame:
+    """One row a number of steps."""
+    rows = [(c.steps, c.accept_length, 1e3 * c.cycle_s, c.tokens_per_s) for c in found]
+    return pd.DataFrame(
+        rows,
+        columns=["steps", "accept length (tokens/cycle)", "cycle (ms)", "throughput (tokens/s)"],
     )
 
 
@@ -158,7 +183,7 @@ def steps_answer(lab: Run) -> str:
         )
     ]
     if choices := implied(profile, records):
-        best = step_count.best(choices)
+        best = best_choice(choices)
         said.append(
             "The acceptance at each position and the measured cycles put the best chain at"
             f" {best.steps} step{'s' * (best.steps != 1)} (accept length {best.accept_length:.3g})."

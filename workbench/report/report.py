@@ -86,7 +86,7 @@ def render(
         failures=html.table(log_tables.failures(records)),
         findings=html.table(log_tables.findings(records)),
         provenance=html.table(log_tables.provenance(provenance)),
-        commands=commands(verdict, records, provenance),
+        commands=commands(records, provenance),
         files=files,
         left_out=left_out,
     )
@@ -179,9 +179,7 @@ def _part(verdict: VerdictFile, wanted: Callable[[str], bool]) -> VerdictFile:
     )
 
 
-def commands(
-    verdict: VerdictFile, records: Sequence[Line], provenance: Mapping[str, Any]
-) -> list[tuple[str, str]]:
+def commands(records: Sequence[Line], provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What to type to repeat the run, and what each server was started with: (about, command)."""
     found = [
         (

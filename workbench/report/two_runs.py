@@ -82,7 +82,7 @@ def compared(a: Side, b: Side) -> pd.DataFrame:
         one, other = left.get(key), right.get(key)
         both = stats.ratio_of_ratios(one, other) if one and other else None
         rows.append(
-            (*key, *(_three(one)), *(_three(other)), *(_three(both)), _told(key, left, right, both))
+            (*key, *(_three(one)), *(_three(other)), *(_three(both)), _told(key, left, both))
         )
     return pd.DataFrame(
         rows,
@@ -204,7 +204,7 @@ def _headlines(run: Side) -> list[tuple[str, str]]:
     return list(zip(plain["experiment"], plain["comparison"]))[:1]
 
 
-def _told(key: tuple, left: Mapping, right: Mapping, both: Interval | None) -> str:
+def _told(key: tuple, left: Mapping, both: Interval | None) -> str:
     if both is None:
         return "in A alone" if key in left else "in B alone"
     return "differ" if both.decided else "cannot be told apart"

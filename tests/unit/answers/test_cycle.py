@@ -14,11 +14,11 @@ from test_machine import machine as gpu_machine
 from test_torch_trace import COMMUNICATION, cycle_by_cycle
 from tiny_models import DEEPSEEK, write_pair
 
-from workbench.answers import budget, cycle, cycle_check, host_time, profiled_cycles
+from workbench.answers import budget, cycle, cycle_check, host_time, profiled_cycles, steps
 from workbench.experiment.arms import Arm
 from workbench.experiment.runlog import Finding, RunLog
 from workbench.judge.verdict_file import ArmEntry, VerdictFile
-from workbench.predict import ceilings, cycle_time, measure_machine, stage_work, step_count
+from workbench.predict import ceilings, cycle_time, measure_machine, stage_work
 from workbench.predict.machine import Latency, Machine
 from workbench.report import cells, chart_parts, cycle_charts
 from workbench.run import recording
@@ -126,7 +126,7 @@ def test_measurements_of_an_unknown_machine_are_not_predicted_from_this_one(tmp_
     assert "There is no prediction" in cycle_check.sentence(stranger, verdict, found)
     assert (
         budget.placements(stranger, found) == {}
-        and cycle_check.predicted(stranger, verdict, found) == {}
+        and cycle_check.alone(stranger, verdict, found) == {}
     )
     assert (
         budget.inputs(found).loc[0, "why"] == found.why
@@ -263,11 +263,11 @@ def test_other_loads_are_left_out_and_other_communication_is_not_predicted(run, 
     }
     more = verdict.model_copy(update={"arms": verdict.arms | others})
     assert set(cycle.measured(more)) == {*cycle.measured(verdict), "shared+comm=nccl-ring"}
-    assert set(cycle_check.predicted(run, more, budget.basis(run))) == {"none", "shared", "own-1"}
+    assert set(cycle_check.alone(run, more, budget.basis(run))) == {"none", "shared", "own-1"}
     assert cycle.curve(run, more) == cycle.curve(run, verdict)
 
 
-def test_the_model_is_fitted_on_shared_and_tested_on_the_others(run, verdict):
+def test_the_model_takes_nothing_from_the_run(run, verdict):
     found = budget.basis(run)
     rows = cycle_check.compared(run, verdict, found).set_index("arm")
     assert set(rows.index) == {"none", "shared", "own-1"}  # no replica
@@ -286,18 +286,16 @@ def test_the_model_is_fitted_on_shared_and_tested_on_the_others(run, verdict):
         for name in ("shared", "own-1", "none")
     }
     assert rows["model alone (ms)"].to_dict() == pytest.approx(alone)
-    expected = 25 + alone["own-1"] - alone["shared"]
-    assert rows.loc["own-1", "with shared's remainder (ms)"] == pytest.approx(expected, rel=1e-3)
-    assert rows.loc["own-1", "then off (%)"] == pytest.approx(100 * (expected / 23.5 - 1), rel=0.01)
-    assert rows["then off (%)"].isna().to_dict() == {"none": True, "shared": True, "own-1": False}
+    off = 100 * (alone["own-1"] / 23.5 - 1)
+    assert rows.loc["own-1", "off (%)"] == pytest.approx(off, rel=0.01)
 
 
 def test_measured_and_predicted_stand_side_by_side(run, verdict):
     bars = cycle_check.bars(run, verdict, budget.basis(run))
     sums = bars.groupby("arm")["time (ms/cycle)"].sum()
-    assert sums["shared, measured"] == pytest.approx(25, rel=1e-3) and sums[
-        "shared, predicted"
-    ] == pytest.approx(25, rel=1e-3)
+    predicted = 1e3 * cycle_check.alone(run, verdict, budget.basis(run))["shared"].cycle_s
+    assert sums["shared, measured"] == pytest.approx(25, rel=1e-3)
+    assert sums["shared, predicted"] == pytest.approx(predicted)
     assert set(bars["stage"]) == {"draft", "verify", "draft-extend", "host and rest"}
     assert set(bars["arm"]) == {
         f"{arm}, {how}" for arm in ("none", "shared", "own-1") for how in ("measured", "predicted")
@@ -315,8 +313,8 @@ def test_the_answer_says_what_is_spent_what_could_and_what_was_saved(run, verdic
     more = verdict.model_copy(update={"comparisons": verdict.comparisons + again})
     assert cycle.answer(run, more, budget.basis(run)) == said
     assert cycle_check.order(
-        more, cycle_check.predicted(run, verdict, budget.basis(run))
-    ) == cycle_check.order(verdict, cycle_check.predicted(run, verdict, budget.basis(run)))
+        more, cycle_check.alone(run, verdict, budget.basis(run))
+    ) == cycle_check.order(verdict, cycle_check.alone(run, verdict, budget.basis(run)))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +346,6 @@ def test_without_stage_times_there_is_no_answer(tmp_path):
     assert cycle.answer(found, verdict, budget.basis(found)).startswith(
         "No answer: the stages of shared's cycle were not measured."
     )
-    assert cycle.steps(found, verdict) == ()
     (tmp_path / "empty").mkdir()
     nothing = lab(tmp_path / "empty")
     assert cycle.answer(nothing, nothing.verdict.file, budget.Basis(why="none")).startswith(
@@ -358,7 +355,7 @@ def test_without_stage_times_there_is_no_answer(tmp_path):
         cycle.measured_table(VerdictFile()),
         cycle_check.bars(nothing, VerdictFile(), budget.Basis()),
         profiled_cycles.table({}),
-        step_count.table(()),
+        steps.choice_table(()),
     ):
         assert cells.shown(table).empty
     missed = cycle_check.misses(cycle_check.compared(nothing, VerdictFile(), budget.Basis()))
@@ -371,31 +368,13 @@ def test_without_stage_times_there_is_no_answer(tmp_path):
         chart_parts.svg(chart)
 
 
-def test_other_step_counts_are_judged_by_what_was_measured(run, verdict):
-    found = cycle.steps(run, verdict)
-    positions = [share.value for share in verdict.arms["shared"].accepted_at]
-    assert [c.accept_length for c in found] == pytest.approx(
-        [1, *(1 + sum(positions[:n]) for n in (1, 2, 3))]
-    )
-    # Verify of 1 is the decode step of 9 ms, of 4 tokens 17.5 ms; 2 ms a draft step, 1.5 ms host.
-    assert [1e3 * c.cycle_s for c in found] == pytest.approx(
-        [10, *(9 + n * 8.5 / 3 + 2 * n + 1.5 for n in (1, 2, 3))], rel=1e-2
-    )
-    assert found[3].cycle_s == pytest.approx(25e-3, rel=1e-2)
-
-
-def test_a_longer_chain_tells_of_more_positions_and_widths(tmp_path, run, verdict):
+def test_a_longer_chain_tells_of_more_widths(tmp_path, run, verdict):
     content = verdict.to_json()
     facts = json.loads(json.dumps(content["arms"]["shared"]))
     content["arms"]["shared+steps=5"] = facts
     facts["stage_ms"]["verify"] = 20.0
-    facts["accept"]["positions"] += [
-        {"value": 0.3, "low": 0.2, "high": 0.4},
-        {"value": 0.2, "low": 0.1, "high": 0.3},
-    ]
     deeper = VerdictFile.read(content)
     assert cycle.curve(run, deeper) == pytest.approx({1: 9e-3, 4: 17.5e-3, 6: 20e-3}, rel=1e-2)
-    assert [c.steps for c in cycle.steps(run, deeper)] == [0, 1, 2, 3, 4, 5]
     rows = cycle.widths(run, deeper, budget.basis(run)).set_index("tokens verified")
     assert rows.loc[6, "measured (ms)"] == pytest.approx(20) and math.isnan(
         rows.loc[5, "measured (ms)"]
@@ -404,11 +383,6 @@ def test_a_longer_chain_tells_of_more_positions_and_widths(tmp_path, run, verdic
         range(1, 9)
     )
     assert "measured" in chart_parts.svg(cycle_charts.verify_width(rows.reset_index()))
-    assert "simulated" not in cycle.best_steps(run, deeper)
-    facts["accept_simulated"] = True
-    assert cycle.best_steps(run, VerdictFile.read(content)).endswith(
-        "Acceptance was simulated, so this is no statement about the pair."
-    )
 
 
 @pytest.mark.parametrize(
@@ -463,12 +437,11 @@ def test_a_model_that_misses_is_said_to_miss_and_a_wrong_order_is_named(run, ver
         and f"own-1 ({rows.loc['own-1', 'off (%)']:+.2g} %)" in said
     )
     assert "With nothing taken from the run, the model misses 15 % for" in said
-    assert "taken from shared, the model is within 15 % of every measured cycle" in said
     assert "It orders each of the 3 pairs of arms" in said
     worst = rows["off (%)"].abs().idxmax()
     told, stages = (
         cycle.measured(verdict)[worst],
-        cycle_check.predicted(run, verdict, found)[worst].stages,
+        cycle_check.alone(run, verdict, found)[worst].stages,
     )
     apart = told["verify"] - 1e3 * stages["verify"].total_s
     assert f"Of {worst}, which it misses most" in said and f"{apart:+.2g} ms in verify" in said
@@ -488,7 +461,6 @@ def test_misses_are_drawn_by_run_and_arm(run, verdict):
     assert sorted(set(both["label"])) == sorted(
         f"{name}: {arm}" for name in ("first", "second") for arm in ("none", "shared", "own-1")
     )
-    assert (both["prediction"] == cycle_check.FITTED).sum() == 2
     assert "second: own-1" in chart_parts.svg(cycle_charts.misses(both, cycle_check.ALLOWED))
 
 
@@ -508,7 +480,7 @@ def gpu_basis(folder) -> budget.Basis:
 def test_kernels_are_those_that_a_trace_counted(tmp_path):
     gpu = lab(tmp_path, log(), engine="cuda")
     found, verdict = gpu_basis(tmp_path), gpu.verdict.file
-    estimated = cycle_check.predicted(gpu, verdict, found)["own-1"].stages["verify"].launch_s
+    estimated = cycle_check.alone(gpu, verdict, found)["own-1"].stages["verify"].launch_s
     assert cycle_check.kernels(gpu, found) == {}
     folder = gpu.folder / "traces" / "shared"
     folder.mkdir(parents=True)
@@ -529,7 +501,7 @@ def test_kernels_are_those_that_a_trace_counted(tmp_path):
         "verify": 90 - collectives["verify"],
         "draft_extend": 40 - collectives["draft_extend"],
     }
-    counted = cycle_check.predicted(gpu, verdict, found)["own-1"].stages["verify"].launch_s
+    counted = cycle_check.alone(gpu, verdict, found)["own-1"].stages["verify"].launch_s
     assert counted == pytest.approx(
         (90 - collectives["verify"]) * 1.5e-6 + 8e-6
     ) and counted != pytest.approx(estimated)
@@ -542,10 +514,7 @@ def test_where_the_host_works_beside_the_device_no_arm_is_faster_than_it(tmp_pat
     gpu, found = lab(tmp_path, log(), engine="cuda"), gpu_basis(tmp_path)
     verdict = gpu.verdict.file
     rows = cycle_check.compared(gpu, verdict, found).set_index("arm")
-    assert (
-        rows.loc["own-1", "with shared's remainder (ms)"] == pytest.approx(25, rel=1e-3)
-        and rows.loc["own-1", "model alone (ms)"] < 1
-    )
+    assert rows.loc["own-1", "model alone (ms)"] < 1
     assert "The device is idle for more than three quarters of a cycle" in cycle_check.sentence(
         gpu, verdict, found
     )
@@ -558,12 +527,6 @@ def test_where_the_host_works_beside_the_device_no_arm_is_faster_than_it(tmp_pat
     assert (
         "is known from recorded:other, where the device is idle" in said
         and "within 15 % of every measured cycle" in said
-    )
-    alone = lab(tmp_path, (), engine="cuda", server={"flags": {"disable-overlap-schedule": True}})
-    rows = cycle_check.compared(alone, verdict, found).set_index("arm")
-    difference = rows.loc["own-1", "model alone (ms)"] - rows.loc["shared", "model alone (ms)"]
-    assert rows.loc["own-1", "with shared's remainder (ms)"] == pytest.approx(
-        25 + difference, rel=1e-3
     )
 
 

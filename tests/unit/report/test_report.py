@@ -367,7 +367,7 @@ def test_the_profile_in_the_page_replays_the_same_setting(tmp_path):
 
 def test_commands_are_exact(log):
     own = {"command": ["workbench", "replay", "cpu tiny", "-p", "pairs=12"]}
-    (_, made), (_, again), (served, server) = report.commands(read(VERDICT), log, own)
+    (_, made), (_, again), (served, server) = report.commands(log, own)
     assert (made, again) == (
         "workbench replay 'cpu tiny' -p pairs=12",
         "workbench replay profile.yaml",
@@ -379,15 +379,13 @@ def test_commands_are_exact(log):
     )
     assert served == "Server of shared, own-1 (draft_tp); none (baseline); shared (baseline)"
     assert (
-        report.commands(read({}), [], {"recording": "two-cards"})[0][1]
+        report.commands([], {"recording": "two-cards"})[0][1]
         == "workbench replay recorded:two-cards"
     )
 
 
 def test_commands_are_in_the_page(log, page):
-    assert all(
-        command in page.text for _, command in report.commands(read(VERDICT), log, PROVENANCE)
-    )
+    assert all(command in page.text for _, command in report.commands(log, PROVENANCE))
 
 
 def test_a_log_too_large_for_a_page_loses_its_tokens_and_says_so(log, monkeypatch):
