@@ -81,7 +81,7 @@ KILLS = [
 # A run that loses its fork server, or that is to take it along, has one of its own.
 OWNERS = ("nursery", "replay")
 STATUS = {"replay": -signal.SIGKILL, "kernel": 1}
-# Killed before it has forked a server, a nursery is done without.
+# Killed before it has forked a server, a fork server is done without.
 SPARED = [
     Fault("nursery", "start", 3, "", "servers are started without it"),
     Fault(

@@ -49,13 +49,13 @@ def basis(run: Run) -> Basis:
             )
         )
     try:
-        inputs = kept or measure_machine.of(run.profile)
+        inputs = kept or measure_machine.saved_or_measured(run.profile)
         target, draft = (
             model_shape.read(getattr(run.profile.pair, side), f"pair.{side}")
             for side in ("target", "draft")
         )
         cycle_time.by_placement(run.profile, target, draft, inputs)
-        told_by, told = host_time.of(run, inputs)
+        told_by, told = host_time.from_recordings(run, inputs)
     except WorkbenchError as error:
         return Basis(why=str(error).rstrip("."))
     if kept is None:

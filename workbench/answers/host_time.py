@@ -22,7 +22,7 @@ from workbench.run.lab import Run
 IDLE = 0.25  # of a measured cycle: a device with no more work than this waits for the host
 
 
-def of(run: Run, inputs: Machine) -> tuple[str, dict[str, float]]:
+def from_recordings(run: Run, inputs: Machine) -> tuple[str, dict[str, float]]:
     """The recording that tells, and {arm: seconds a cycle that the host needs}; "" and {} where
     none does, and on a CPU.
 

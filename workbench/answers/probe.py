@@ -112,7 +112,7 @@ def probe() -> Probe:
     )
 
 
-def of(run: Run) -> Probe | None:
+def searched(run: Run) -> Probe | None:
     """The probe of a run's SGLang, kept in its log without SGLang's own words; None of a recording
     that holds none.
     """

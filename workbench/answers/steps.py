@@ -30,12 +30,12 @@ def sweep_map(profile: Profile, records: Sequence[Line]) -> pd.DataFrame:
     better than it is, so how much it gains is told by fresh blocks alone.
     """
     rows = []
-    for field in sweeps.fields(profile):
-        blocks = [b for b in searched(records, STEPS) if b.arm in field.names]
+    for served in sweeps.candidates(profile):
+        blocks = [b for b in searched(records, STEPS) if b.arm in served.names]
         told = halving.effects(
-            {name: _logs(blocks, name) for name in field.names if _logs(blocks, name)}
+            {name: _logs(blocks, name) for name in served.names if _logs(blocks, name)}
         )
-        for place, names in field.arms.items():
+        for place, names in served.arms.items():
             for name in names:
                 spec, own = (
                     profile.speculation.of(Arm.parse(name)),
@@ -99,17 +99,17 @@ def by_load(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[int
 
 def candidates(profile: Profile) -> pd.DataFrame:
     """One row a placement and tree or chain of 05's search: the step counts that are tried. Each
-    server's field is searched by itself.
+    server's candidates are searched by itself.
     """
     rows = [
         (
-            field.topk,
+            served.topk,
             place,
             ", ".join(str(profile.speculation.of(Arm.parse(name)).steps) for name in names),
             len(names),
         )
-        for field in sweeps.fields(profile)
-        for place, names in field.arms.items()
+        for served in sweeps.candidates(profile)
+        for place, names in served.arms.items()
     ]
     return pd.DataFrame(rows, columns=["topk", "placement", "steps tried", "candidates"])
 
@@ -131,7 +131,9 @@ def implied(profile: Profile, records: Sequence[Line]) -> tuple[Choice, ...]:
     lengths are taken from one arm with the most rounds behind each position; cycles of step counts
     that were not measured lie straight between two that were. Empty without a chain.
     """
-    chains = next((field for field in reversed(sweeps.fields(profile)) if field.topk == 1), None)
+    chains = next(
+        (served for served in reversed(sweeps.candidates(profile)) if served.topk == 1), None
+    )
     if chains is None:
         return ()
     names = next(iter(chains.arms.values()))

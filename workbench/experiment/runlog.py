@@ -59,7 +59,7 @@ class NodeStart(Record):
 
 
 class Start(Record):
-    """A server came up. attestation: one entry a rank, what is in force there
+    """A server came up. attestation: the rank reports, what is active there
     (workbench/engine/attest.py).
 
     arms: every arm this server can serve (one, unless it holds several).
@@ -91,7 +91,7 @@ class Block(Record):
     position: place in the pair, from 0.
     server: identity the server itself reported after the block.
     arm_in_force: the arm it said it ran.
-    attested: every rank said the arm's placement is in force.
+    attested: every rank said the arm's placement is active.
     seconds: first request sent to last one ended.
     rounds: cycles by stage.
     collectives: {stage: {kind: count}} of rank 0 during this block.

@@ -157,7 +157,7 @@ def main(profile: Profile, folder: Path = FOLDER) -> Machine:
     return machine
 
 
-def of(profile: Profile, folder: Path = FOLDER) -> Machine:
+def saved_or_measured(profile: Profile, folder: Path = FOLDER) -> Machine:
     """The machine of a profile: as saved, else measured now.
 
     Raises: as ``main``.

@@ -41,7 +41,7 @@ def svg(chart: alt.TopLevelMixin) -> str:
     return vl_convert.vegalite_to_svg(chart.to_dict(validate=False), allowed_base_urls=[])
 
 
-def inline(chart: alt.TopLevelMixin) -> SVG:
+def picture(chart: alt.TopLevelMixin) -> SVG:
     """The chart for a notebook's output: an image that stays in the file and needs neither network
     nor JavaScript.
     """

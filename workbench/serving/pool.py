@@ -1,4 +1,4 @@
-"""The servers in use during a run: which are up, which arm is in force, and one block measured on
+"""The servers in use during a run: which are up, which arm is active, and one block measured on
 them into the log.
 """
 
@@ -207,7 +207,7 @@ class Pool:
                 )
 
     def _reach(self, task: Task) -> Mapping[str, Any]:
-        """The arm in force, by a switch where a server in use holds it and by a start where not;
+        """The active arm, by a switch where a server in use holds it and by a start where not;
         returns the server's own account.
         """
         arm = Arm.parse(task.planned.arm)

@@ -42,7 +42,7 @@ ENDED_WITHIN_S = 90
 
 @dataclass(frozen=True)
 class Server:
-    """A server that is up: it answered a real completion. arms: those it serves, the first in force
+    """A server that is up: it answered a real completion. arms: those it serves, the first active
     at start.
 
     unattested: why it does not hold them as ordered on every rank; empty when it does.

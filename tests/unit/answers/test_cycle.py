@@ -104,19 +104,23 @@ def verdict(run):
 
 
 def test_a_log_without_measurements_takes_this_machine_and_keeps_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure_machine, "of", lambda profile: cpu_machine())
+    monkeypatch.setattr(measure_machine, "saved_or_measured", lambda profile: cpu_machine())
     empty = lab(tmp_path)
     assert budget.basis(empty).inputs == cpu_machine()
     assert empty.finding("machine", Machine) == cpu_machine()
 
 
 def test_the_logs_own_machine_is_used_and_nothing_is_measured(run, monkeypatch):
-    monkeypatch.setattr(measure_machine, "of", lambda profile: pytest.fail("measured"))
+    monkeypatch.setattr(
+        measure_machine, "saved_or_measured", lambda profile: pytest.fail("measured")
+    )
     assert budget.basis(run).inputs == cpu_machine()
 
 
 def test_measurements_of_an_unknown_machine_are_not_predicted_from_this_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure_machine, "of", lambda profile: pytest.fail("measured"))
+    monkeypatch.setattr(
+        measure_machine, "saved_or_measured", lambda profile: pytest.fail("measured")
+    )
     stranger = lab(tmp_path, simulated_runs.sound())
     found, verdict = budget.basis(stranger), stranger.verdict.file
     assert found.inputs is None and "run 02_budget before the servers" in found.why
@@ -557,18 +561,19 @@ def test_the_host_is_told_by_a_recording_of_the_same_machine_whose_device_is_idl
     (gpu.folder / "provenance.json").write_text(
         json.dumps(facts | {"time": "2026-01-01T12:00:00+00:00"})
     )
-    assert host_time.of(gpu, inputs) == ("", {})
+    assert host_time.from_recordings(gpu, inputs) == ("", {})
     recorded("earlier", 9, 24.0)
     recorded("busy", 12, cycle_ms=1.0)
     recorded("another-machine", 12, machine={"cores": 3})
     recorded("another-load", 12, requests=4)
-    assert host_time.of(gpu, inputs) == ("earlier", {"shared": pytest.approx(24e-3)})
+    assert host_time.from_recordings(gpu, inputs) == ("earlier", {"shared": pytest.approx(24e-3)})
     recorded("nearer", 14)
-    assert host_time.of(gpu, inputs)[0] == "nearer"
+    assert host_time.from_recordings(gpu, inputs)[0] == "nearer"
     assert (
-        host_time.of(Run(gpu.profile, recording.FOLDER / "nearer"), inputs)[0] == "earlier"
+        host_time.from_recordings(Run(gpu.profile, recording.FOLDER / "nearer"), inputs)[0]
+        == "earlier"
     )  # never of itself
-    assert host_time.of(lab(tmp_path, ()), inputs) == (
+    assert host_time.from_recordings(lab(tmp_path, ()), inputs) == (
         "",
         {},
     )  # the CPU engine's device is the host

@@ -60,7 +60,7 @@ def swept():
 
 
 def test_the_profiles_own_setting_goes_by_its_bare_name():
-    (field,) = sweeps.fields(tiny())
+    (field,) = sweeps.candidates(tiny())
     assert field.arms == {
         "shared": ("shared+steps=1", "shared+steps=2", "shared", "shared+steps=4"),
         "own-1": ("own-1+steps=1", "own-1+steps=2", "own-1", "own-1+steps=4"),
@@ -68,7 +68,7 @@ def test_the_profiles_own_setting_goes_by_its_bare_name():
 
 
 def test_trees_have_a_server_of_their_own_and_only_those_that_their_steps_can_fill():
-    trees, chains = sweeps.fields(tiny(topks=(1, 2), tree_tokens=(4, 6)))
+    trees, chains = sweeps.candidates(tiny(topks=(1, 2), tree_tokens=(4, 6)))
     assert (trees.topk, chains.topk) == (2, 1)
     assert (
         "shared+steps=1+topk=2+draft_tokens=4" not in trees.names
@@ -115,7 +115,7 @@ def test_no_prompt_that_warmed_a_server_is_measured_on_it(swept):
 def test_the_searchs_server_goes_on_as_the_first_of_the_comparison(swept):
     starts = [r for r in swept[1] if isinstance(r, Start)]
     assert len(starts) == 6 and set(starts[0].arms) == {
-        *sweeps.fields(swept[0])[0].names,
+        *sweeps.candidates(swept[0])[0].names,
         "shared#2",
     }
     assert {b.start for b in blocks(swept[1], "steps", "search")} == {0} and 0 in {
@@ -209,7 +209,7 @@ def test_a_load_whose_tokens_the_server_cannot_keep_is_skipped_with_the_reason()
 
 def test_a_plan_without_a_draft_is_bad_input():
     with pytest.raises(BadInput, match="plan.arms"):
-        sweeps.fields(profile(plan={"arms": ("none",)}))
+        sweeps.candidates(profile(plan={"arms": ("none",)}))
 
 
 # ------------------------------------------------------------------ 05: what it says

@@ -233,8 +233,8 @@ def test_a_picture_loads_nothing_and_has_no_ids_that_could_clash_with_another_pi
         }, name
 
 
-def test_inline_is_an_image_kept_in_the_notebook():
-    shown = chart_parts.inline(drawn()["stages"])
+def test_a_picture_is_an_image_kept_in_the_notebook():
+    shown = chart_parts.picture(drawn()["stages"])
     assert "<svg" in shown._repr_svg_() and "<script" not in shown._repr_svg_()
 
 

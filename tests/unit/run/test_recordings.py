@@ -50,7 +50,7 @@ def test_every_recording_gives_its_verdict_again(name, tmp_path):
         if notebook.measures in run.provenance["blocks"]:
             experiments.measure(run, notebook.measures)
     assert (
-        probe.answer(probe.of(run))
+        probe.answer(probe.searched(run))
         and isinstance(run.preflight(), list)
         and wiring.check(run).sentence
     )
@@ -161,7 +161,7 @@ def test_it_replays_where_neither_pair_nor_prompts_exist(run, tmp_path, capsys):
     # What no notebook answered at the time is not made up now.
     assert wiring.check(found).sentence == "Not checked when this was recorded."
     assert (
-        probe.answer(probe.of(found)) == "Not answered when this was recorded."
+        probe.answer(probe.searched(found)) == "Not answered when this was recorded."
         and probe.table(None).empty
         and found.preflight() == []
     )
