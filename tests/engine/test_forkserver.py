@@ -23,8 +23,8 @@ def forked(name: str) -> bool:
 def test_a_forked_server_is_like_a_started_one_and_reads_no_other_servers_environment(
     tiny, heldout, decoded, logfolder
 ):
-    """SGLANG_SIMULATE_ACC_LEN is such a variable (speculative/spec_utils.py:276): from a fork server
-    without it nothing would be simulated.
+    """SGLANG_SIMULATE_ACC_LEN is such a variable (speculative/spec_utils.py:276): from a fork
+    server without it nothing would be simulated.
     """
     environment = {"SGLANG_SIMULATE_ACC_LEN": "2.0"}
     other = tiny.model_copy(

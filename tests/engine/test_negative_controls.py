@@ -83,7 +83,7 @@ def test_an_unsupported_argument_is_one_sentence(field, value, words):
 
 
 def test_an_unsupported_flag_stops_the_server_before_a_model_is_loaded(tiny, logfolder):
-    """By the launcher's own hooks, whose sentence is not lost where it is forked from a fork server."""
+    """By the launcher's own hooks, whose sentence a fork server does not lose."""
     flags = tiny.server.model_copy(update={"flags": tiny.server.flags | {"pp-size": 2}})
     with pytest.raises(ServerFailed, match="died while starting: [^\n]*pipeline parallelism"):
         with serving(tiny.model_copy(update={"server": flags}), "own-1", logfolder / "flags"):

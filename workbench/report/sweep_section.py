@@ -45,8 +45,8 @@ def sweeps(
             html.figure(
                 "Search over draft steps",
                 "Speed of every candidate as a share of the best one’s, and in brackets how many"
-                " pairs of blocks it was given: the search halves the field. The best of many looks"
-                " better than it is; what it gains is told by fresh blocks, below.",
+                " pairs of blocks it was given: the search halves the candidates. The best of"
+                " many looks better than it is; what it gains is told by fresh blocks, below.",
                 lambda width: sweep_charts.sweep_map(searched, width),
             )
         )
