@@ -23,7 +23,7 @@ def faults(
     draft: Path | None = None,
     nodes: int = 1,
 ) -> list[str]:
-    """Why the arm is not attested, one sentence each; empty when it is active on every rank.
+    """Why the arm fails the placement check, one sentence each; empty when it passes.
 
     attestation: one entry a rank (workbench/engine/attest.py).
     draft: the draft's folder, whose config gives the expected shapes.

@@ -72,7 +72,7 @@ def serve(
     locks: Sequence[int] = (),
     **orders: Any,
 ) -> Iterator[Server]:
-    """Own a server of one or several arms: started on all of its nodes, ready, attested; whatever
+    """Own a server of one or several arms: started on all of its nodes, ready, checked; whatever
     happens inside, all of its processes end.
 
     logfile: of the first node; a further one's lies beside it under its name.
