@@ -14,7 +14,7 @@ import numpy
 import torch
 from safetensors.torch import load_file, save_file
 
-from workbench.predict.model_shape import ITEM_BYTES
+from workbench.predict.model_files import ITEM_BYTES
 
 WRAPPER = "KimiK25ForConditionalGeneration"
 CODE = ("configuration_kimi_k25", "modeling_kimi_k25", "tokenization_kimi", "kimi_k25_processor")

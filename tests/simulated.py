@@ -176,6 +176,8 @@ VERDICT = {
     "control": {
         "experiment": "draft_tp",
         "arm": "shared",
+        "a": "shared",
+        "b": "shared",
         "metric": "tokens_per_s",
         "ratio": 1.004,
         "low": 0.981,

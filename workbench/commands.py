@@ -248,7 +248,7 @@ def report(options: argparse.Namespace) -> int:
                 f"replay it: workbench replay {options.folder}",
             )
         lab = _run(options.folder)
-        print(publish(lab)["sentence"])
+        print(publish(lab).sentence)
         return told.exit_status(lab.verdict)
     first, second = _run(options.folder), _run(options.other)
     out = options.out or OUTPUTS / f"{first.folder.name}-and-{second.folder.name}.html"
@@ -299,7 +299,7 @@ def bench_arms(options: argparse.Namespace) -> int:
             options.starts,
         )
     )
-    print(f"curves: {out / 'bench.svg'}")
+    print(f"every point of both: {out / 'bench.json'}")
     return 0
 
 

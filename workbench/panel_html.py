@@ -70,10 +70,10 @@ def narrowing_chart(asked: tuple[str, str, str], table: pd.DataFrame) -> str:
 
 
 def verdict_box(lab: Any) -> str:
-    verdict = lab.verdict.to_json()
+    verdict = lab.verdict.file
     word = (
         "<span class='good'>Valid.</span>"
-        if verdict["valid"]
+        if verdict.valid
         else "<span class='bad'>Not valid.</span>"
     )
     arms = _table(cells.shown(tables.arms(verdict, lab.profile.model_dump(mode="json"))))
@@ -83,7 +83,7 @@ def verdict_box(lab: Any) -> str:
     )
     return (
         f"<div class='said'>{word}"
-        f" {escape(verdict['sentence'])}</div>{arms}<div"
+        f" {escape(verdict.sentence)}</div>{arms}<div"
         f" class='muted'>{escape(where)}</div>"
     )
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from workbench.answers import budget, cycle_check, steps
 from workbench.experiment.errors import BadInput
+from workbench.judge.verdict_file import VerdictFile
+from workbench.predict.machine import Machine
 from workbench.report import report, two_runs
 from workbench.run.lab import Run
 
 
-def publish(lab: Run) -> dict[str, Any]:
-    """Write verdict.json and report.html into the run's folder; returns the verdict's content."""
+def publish(lab: Run) -> VerdictFile:
+    """Write verdict.json and report.html into the run's folder; returns the verdict."""
     records = lab.records
-    judged = lab.verdict.to_json()
-    (lab.folder / "verdict.json").write_text(json.dumps(judged, indent=1, allow_nan=False))
+    judged = lab.verdict.file
+    (lab.folder / "verdict.json").write_text(
+        json.dumps(judged.to_json(), indent=1, allow_nan=False)
+    )
     (lab.folder / "report.html").write_text(
         report.render(
             judged,
@@ -32,11 +35,11 @@ def publish(lab: Run) -> dict[str, Any]:
     return judged
 
 
-def _cycles(lab: Run, judged: dict[str, Any]) -> pd.DataFrame | None:
+def _cycles(lab: Run, judged: VerdictFile) -> pd.DataFrame | None:
     """Stages measured beside predicted, where the log holds this machine's inputs; a report
     measures nothing.
     """
-    if lab.finding("machine") is None:
+    if lab.finding("machine", Machine) is None:
         return None
     basis = budget.basis(lab)
     return None if basis.inputs is None else cycle_check.bars(lab, judged, basis)
@@ -58,7 +61,7 @@ def beside(a: Run, b: Run, out: Path) -> str:
     runs = [
         two_runs.Side(
             lab.folder.name,
-            lab.verdict.to_json(),
+            lab.verdict.file,
             lab.provenance,
             json.loads(lab.profile.model_dump_json()),
         )

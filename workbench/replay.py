@@ -7,15 +7,13 @@ from __future__ import annotations
 import workbench.report.lean_imports  # noqa: F401  (before papermill, which isort would put first)
 
 # isort: split
-import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import papermill
@@ -32,6 +30,7 @@ from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import NEGATIVE, Block, Finding
 from workbench.judge import told
 from workbench.judge.stopping import STOPPED
+from workbench.judge.verdict_file import VerdictFile
 from workbench.publish import publish
 from workbench.run import recording, ticket
 from workbench.run.lab import Run
@@ -121,7 +120,7 @@ def replay(lab: Run, *, resume: bool = False, skip: Collection[str] = ()) -> int
         judged = _published(
             lab,
             (
-                json.loads((lab.folder / "verdict.json").read_text())
+                VerdictFile.load(lab.folder / "verdict.json")
                 if last in chosen and last.name not in failed
                 else None
             ),
@@ -230,9 +229,9 @@ def _left_s(lab: Run, notebooks: Sequence[Notebook]) -> float | None:
     )
 
 
-def _published(lab: Run, judged: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+def _published(lab: Run, judged: VerdictFile | None = None) -> VerdictFile:
     judged = judged or publish(lab)
-    log.info("%s", judged["sentence"])
+    log.info("%s", judged.sentence)
     log.info("report: %s", lab.folder / "report.html")
     return judged
 

@@ -11,6 +11,7 @@ from PIL import Image
 from tests.browser.chromium import Chromium
 from tests.simulated import PROFILE, PROVENANCE, VERDICT, block, records
 from workbench.experiment import runlog
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report import chart_parts, report
 
 FIGURES = 8
@@ -31,7 +32,7 @@ MARKS = (
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(report.render(VERDICT, records(), PROVENANCE, PROFILE))
+    path.write_text(report.render(VerdictFile.read(VERDICT), records(), PROVENANCE, PROFILE))
     return path
 
 
@@ -150,7 +151,7 @@ def test_in_print_charts_are_whole_and_no_table_is_cut(browser, page):
 def test_raw_data_is_downloaded_from_the_page_alone(browser, tmp_path):
     log = [block(n, "own-1", n, 0) for n in range(1_300)]
     path = tmp_path / "large.html"
-    path.write_text(report.render({"profile": "simulated"}, log, PROVENANCE, PROFILE))
+    path.write_text(report.render(VerdictFile(profile="simulated"), log, PROVENANCE, PROFILE))
     assert path.stat().st_size > 2_500_000  # beyond what browsers once allowed a link to hold
     browser.call(
         "Browser.setDownloadBehavior",
@@ -165,7 +166,8 @@ def test_raw_data_is_downloaded_from_the_page_alone(browser, tmp_path):
 
 
 def test_hostile_names_stay_text(browser, tmp_path):
-    verdict = VERDICT | {"sentence": HOSTILE, "arms": {HOSTILE: VERDICT["arms"]["own-1"]}}
+    arms = {HOSTILE: VERDICT["arms"]["own-1"]}
+    verdict = VerdictFile.read(VERDICT | {"sentence": HOSTILE, "arms": arms})
     path = tmp_path / "hostile.html"
     path.write_text(
         report.render(verdict, [block(1, HOSTILE, 0, 0)], {"command": HOSTILE}, PROFILE)

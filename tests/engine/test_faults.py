@@ -27,7 +27,7 @@ from faults import BLOCKS, SHORT, VICTIMS, Ended, Fault, Run, document, measured
 from workbench.experiment import profile, runlog
 from workbench.experiment.arms import Arm
 from workbench.experiment.runlog import Block, Start
-from workbench.serving import launch_command, server, server_log, supervisor
+from workbench.serving import faults, launch_command, server, supervisor
 
 pytestmark = pytest.mark.engine
 OTHERS = (
@@ -81,7 +81,7 @@ KILLS = [
 # A run that loses its fork server, or that is to take it along, has one of its own.
 OWNERS = ("nursery", "replay")
 STATUS = {"replay": -signal.SIGKILL, "kernel": 1}
-# Killed before it has forked a server, a nursery is done without.
+# Killed before it has forked a server, a fork server is done without.
 SPARED = [
     Fault("nursery", "start", 3, "", "servers are started without it"),
     Fault(
@@ -436,4 +436,4 @@ def test_starts_and_stops_of_real_servers_leave_counts_as_they_were(times, tmp_p
             )
         )
     assert {s[:3] for s in seen[1:]} == {seen[1][:3]} and seen[-1][3] - seen[1][3] < 16, seen
-    assert server_log.first_failure(tmp_path / f"{times - 1}.log") is None
+    assert faults.first(tmp_path / f"{times - 1}.log") is None

@@ -96,7 +96,7 @@ def check(
     return alone
 
 
-def test_all_of_them_are_attested(hot):
+def test_all_of_them_pass_the_placement_check(hot):
     assert hot.unattested == () and len(hot.attestation) == 2
     held = {p["arm"]: p for p in hot.attestation[1]["placements"]}
     assert list(held) == list(ARMS)
@@ -114,7 +114,7 @@ def test_each_arm_is_as_in_a_server_of_its_own(arm, hot, tiny, heldout, referenc
     check(hot, arm, tiny, heldout, references, ARMS[arm])
 
 
-def test_an_arm_whose_step_count_was_just_in_force_elsewhere_gets_its_own_back(
+def test_an_arm_whose_step_count_was_just_active_elsewhere_gets_its_own_back(
     hot, tiny, heldout, references
 ):
     # own-1 leaves 3 steps with the worker, so that the switch to shared, which last ran 2, looks

@@ -48,7 +48,7 @@ def test_a_corrupted_rank_is_caught_by_check_and_without_agreement(tiny, tmp_pat
     )
 
 
-def test_a_corrupted_rank_is_overruled_by_broadcast_but_never_attested(
+def test_a_corrupted_rank_is_overruled_by_broadcast_but_never_passes_the_placement_check(
     tiny, heldout, decoded, logfolder
 ):
     with serving(tiny, "own-1", logfolder / "broadcast", corrupt_rank=1) as up:
@@ -80,7 +80,7 @@ def test_an_unsupported_argument_is_one_sentence(field, value, words):
 
 
 def test_an_unsupported_flag_stops_the_server_before_a_model_is_loaded(tiny, logfolder):
-    """By the launcher's own hooks, whose sentence is not lost where it is forked from a nursery."""
+    """By the launcher's own hooks, whose sentence a fork server does not lose."""
     flags = tiny.server.model_copy(update={"flags": tiny.server.flags | {"pp-size": 2}})
     with pytest.raises(ServerFailed, match="died while starting: [^\n]*pipeline parallelism"):
         with serving(tiny.model_copy(update={"server": flags}), "own-1", logfolder / "flags"):

@@ -71,7 +71,7 @@ def test_collectives_of_the_draft_stage(replayed):
     )
 
 
-def test_every_arm_is_attested_on_every_rank(replayed):
+def test_every_arm_passes_the_placement_check_on_every_rank(replayed):
     assert all(facts["attested"] for facts in replayed.verdict["arms"].values())
     starts = [r for r in runlog.read(replayed.folder / "runs.jsonl") if isinstance(r, Start)]
     assert starts and all(

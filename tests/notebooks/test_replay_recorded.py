@@ -6,6 +6,7 @@ import json
 
 import nbformat
 
+from workbench.judge.verdict_file import VerdictFile
 from workbench.replay import NOTEBOOKS
 from workbench.run import provenance, recording
 
@@ -14,7 +15,8 @@ NAME = "cpu-tiny"
 
 def test_a_recording_renders_the_whole_investigation(rendered):
     assert rendered.status == 0, rendered.said[-3000:]
-    assert list(recording.differences(recording.stored_verdict(NAME), rendered.verdict)) == []
+    judged = VerdictFile.read(rendered.verdict)
+    assert list(recording.differences(recording.stored_verdict(NAME), judged)) == []
     assert (rendered.folder / "runs.jsonl").read_bytes() == (
         recording.FOLDER / NAME / "runs.jsonl"
     ).read_bytes()

@@ -179,7 +179,7 @@ def test_blocks_measured_without_notebooks_have_their_machines_inputs(
             for kind in ("all_reduce", "all_gather", "broadcast")
         ),
     )
-    monkeypatch.setattr(measure_machine, "of", lambda chosen: inputs)
+    monkeypatch.setattr(measure_machine, "saved_or_measured", lambda chosen: inputs)
     monkeypatch.setattr(lab.Run, "measure", lambda self, tasks: tasks)
     assert (
         cli.main(["measure", "cpu-tiny", "--out", str(tmp_path / "run")]) == 3

@@ -117,11 +117,9 @@ def test_answers_part_from_none_where_two_tokens_are_equal_to_bfloat16():
 def test_a_corrupted_rank_was_caught_on_the_gpus_in_both_ways():
     found = negative_control.known(lab.reopen(recording.FOLDER / "h200-x2-tiny-control"))
     assert list(found) == ["own-1+agreement=check", "own-1+agreement=off"] and all(
-        value["detected"] for value in found.values()
+        value.detected for value in found.values()
     )
-    assert (
-        "ranks [1] drafted another tree than rank 0" in found["own-1+agreement=check"]["sentence"]
-    )
+    assert "ranks [1] drafted another tree than rank 0" in found["own-1+agreement=check"].sentence
 
 
 def test_what_timing_costs_was_not_resolved_as_said():

@@ -43,17 +43,17 @@ def rested(r):
     return r.model_copy(update={"stage_seconds": seconds, "rounds": rounds})
 
 records = list(map(rested, sound()))
-verdict = judge(setting, records).to_json()
+verdict = judge(setting, records).file
 page = report.render(verdict, records, {}, json.loads(setting.model_dump_json()))
 print(json.dumps({
     "name": red.name,
     "servers": len(plans.together(setting, [Arm.parse("own-1"), red])),
     "refused": refused,
     "checked": any("own-1+colour=red" in c.name + c.detail for c in spoken),
-    "keys": sorted({r["key"] for r in verdict["reasons"]}),
+    "keys": sorted({r.key for r in verdict.reasons}),
     "page": "was measured under a blue moon" in page,
     "stage": "rest" in cycle.STAGES,
-    "stage_ms": verdict["arms"]["own-1"]["stage_ms"].get("rest"),
+    "stage_ms": verdict.arms["own-1"].stage_ms.get("rest"),
     "drawn": page.count(">rest<"),
     "notebooks": [(n.name, n.measures) for n in NOTEBOOKS],
     "planned": len(EXPERIMENTS["again"].notebook),

@@ -10,7 +10,7 @@ from simulated_sweeps import play
 
 from workbench import replay
 from workbench.answers.experiments import EXPERIMENTS
-from workbench.experiment import plans, runlog, sweeps
+from workbench.experiment import names, plans, runlog
 from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import Block, Failure, RunLog
@@ -113,7 +113,7 @@ def test_a_setting_that_was_left_out_is_told_and_is_no_refusal(tmp_path):
     with RunLog(run.folder / "runs.jsonl") as file:
         file.append(
             Failure(
-                experiment=sweeps.COLLECTIVES,
+                experiment=names.COLLECTIVES,
                 arm="shared+comm=gloo-lo-x2",
                 time="t",
                 what="setting",

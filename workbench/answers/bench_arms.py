@@ -12,7 +12,6 @@ from datetime import datetime
 from itertools import groupby
 
 import numpy as np
-import pandas as pd
 from scipy import special
 
 from workbench.experiment import metrics, runlog, schedule
@@ -20,7 +19,6 @@ from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.plans import WARMUP_REQUESTS, Task
 from workbench.experiment.runlog import Block, Line, Start
 from workbench.judge import stats
-from workbench.report import chart_parts, sweep_charts
 from workbench.run.lab import Run
 
 HOT, RESTARTS = "bench_hot", "bench_restarts"
@@ -149,16 +147,9 @@ def sentence(hot: Point, restarts: Point, found: Gain) -> str:
     ).capitalize()
 
 
-def table(points: Sequence[Point]) -> pd.DataFrame:
-    """One row a point: way, time (s), standard error (%)."""
-    return pd.DataFrame(
-        [{"way": p.way, "time (s)": p.seconds, "standard error (%)": 100 * p.error} for p in points]
-    )
-
-
 def arms(lab: Run, a: str = "own-1", b: str = "shared", pairs: int = 12, starts: int = 4) -> str:
-    """Measure both ways what is not in the run's log yet; leaves bench.json and bench.svg in its
-    folder and returns the sentence.
+    """Measure both ways what is not in the run's log yet; leaves bench.json in its folder and
+    returns the sentence.
 
     Raises: as ``Run.measure``; WorkbenchError when a way has fewer than two units.
     """
@@ -182,11 +173,6 @@ def arms(lab: Run, a: str = "own-1", b: str = "shared", pairs: int = 12, starts:
         "points": [asdict(point) for points in curves for point in points],
     }
     (lab.folder / "bench.json").write_text(json.dumps(content, indent=1))
-    (lab.folder / "bench.svg").write_text(
-        chart_parts.svg(
-            sweep_charts.precision(table([point for points in curves for point in points]))
-        )
-    )
     return said
 
 

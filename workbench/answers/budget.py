@@ -16,6 +16,7 @@ from workbench.engine import stages as stage_table
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput, WorkbenchError
 from workbench.experiment.runlog import Block
+from workbench.judge.verdict_file import ArmEntry, VerdictFile
 from workbench.predict import (
     ceilings,
     cycle_time,
@@ -41,7 +42,7 @@ def basis(run: Run) -> Basis:
     A log that holds measurements but no inputs may be another machine's: then there is no basis,
     and no prediction.
     """
-    kept = run.finding("machine")
+    kept = run.finding("machine", Machine)
     if kept is None and any(isinstance(record, Block) for record in run.records):
         return Basis(
             why=(
@@ -50,17 +51,17 @@ def basis(run: Run) -> Basis:
             )
         )
     try:
-        inputs = measure_machine.of(run.profile) if kept is None else Machine.from_json(kept)
+        inputs = kept or measure_machine.saved_or_measured(run.profile)
         target, draft = (
             model_shape.read(getattr(run.profile.pair, side), f"pair.{side}")
             for side in ("target", "draft")
         )
         cycle_time.by_placement(run.profile, target, draft, inputs)
-        told_by, told = host_time.of(run, inputs)
+        told_by, told = host_time.from_recordings(run, inputs)
     except WorkbenchError as error:
         return Basis(why=str(error).rstrip("."))
     if kept is None:
-        run.record_finding("budget", "machine", inputs.to_json())
+        run.record_finding("budget", "machine", inputs)
     return Basis(inputs, target, draft, host=told, host_from=told_by)
 
 
@@ -74,7 +75,7 @@ def context(run: Run) -> float:
     )
 
 
-def numbers(run: Run, verdict: Mapping[str, Any], found: Basis = Basis()) -> ceilings.Numbers:
+def numbers(run: Run, verdict: VerdictFile, found: Basis = Basis()) -> ceilings.Numbers:
     """The numbers of the ceilings: this run's where none and shared were measured, else those
     of the field report that started this (Kimi-K2.5, EAGLE-3, TP8 over PCIe); ``source`` says
     which.
@@ -83,10 +84,10 @@ def numbers(run: Run, verdict: Mapping[str, Any], found: Basis = Basis()) -> cei
     draft's collectives are those counted, at the latency that the machine's inputs give for the
     draft's own messages (that report's estimate where there are none).
     """
-    arms, steps = verdict.get("arms") or {}, run.profile.speculation.steps
-    plain, shared = (number((arms.get(arm) or {}).get("cycle_ms")) for arm in ("none", "shared"))
-    facts = arms.get("shared") or {}
-    length, stages = number(facts.get("accept_length")), facts.get("stage_ms") or {}
+    unknown, steps = ArmEntry(), run.profile.speculation.steps
+    facts = verdict.arms.get("shared", unknown)
+    plain, shared = number(verdict.arms.get("none", unknown).cycle_ms), number(facts.cycle_ms)
+    length, stages = number(facts.accept_length), facts.stage_ms
     reported = _reported(run)
     if not (plain > 0 and shared > 0 and length >= 1 and steps):
         return reported
@@ -127,11 +128,11 @@ def _reported(run: Run) -> ceilings.Numbers:
     )
 
 
-def collectives(run: Run, facts: Mapping[str, Any], found: Basis) -> float | None:
+def collectives(run: Run, facts: ArmEntry, found: Basis) -> float | None:
     """Collectives of shared's drafting a cycle: as counted in the server, or where graphs hide them
     from that by its source.
     """
-    counted = facts.get("collectives_per_round") or {}
+    counted = facts.collectives_per_round
     if "draft" in counted and not stage_work.graphs(run.profile):
         return counted["draft"] + counted.get("draft_extend", 0)
     return (
@@ -265,7 +266,7 @@ def verify_table(
     )
 
 
-def answer(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
+def answer(run: Run, verdict: VerdictFile, found: Basis) -> str:
     """02_budget's answer, in words."""
     said = ceilings.sentence(numbers(run, verdict, found))
     predictions = placements(run, found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 
 import pandas as pd
 
@@ -12,9 +12,11 @@ from workbench.answers.steps import best_of, caveat, searched
 from workbench.experiment import communication, halving, metrics, setting_sweep
 from workbench.experiment.arms import Arm
 from workbench.experiment.communication import Facts
+from workbench.experiment.names import COLLECTIVES
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
-from workbench.experiment.sweeps import COLLECTIVES
+from workbench.judge.findings import SettingTried
+from workbench.report import tables
 from workbench.report.tables import SPEED
 from workbench.run.lab import Run
 from workbench.serving import gpus
@@ -24,34 +26,16 @@ def facts(run: Run) -> Facts:
     """The facts of the machine that a run is measured on, kept in its log; of a recording that
     holds none, only what its profile says.
     """
-    kept = run.finding("communication")
-    if kept is None and run.recording:
+    kept = run.finding("communication", Facts)
+    if kept is not None:
+        return kept
+    if run.recording:
         return Facts(run.profile.engine, run.profile.tp)
-    if kept is None:
-        found = asdict(gpus.facts(run.profile))
-        asked = (
-            "NCCL_",
-            "TORCH_SYMM_MEM_",
-        )  # what rules look at; the rest of the environment is nobody's business
-        kept = run.record_finding(
-            "collectives",
-            "communication",
-            found
-            | {
-                "environment": {
-                    name: value
-                    for name, value in found["environment"].items()
-                    if name.startswith(asked)
-                }
-            },
-        )
-    return Facts(
-        **kept
-        | {
-            "capability": kept["capability"] and tuple(kept["capability"]),
-            "interfaces": tuple(kept["interfaces"]),
-        }
-    )
+    found = gpus.facts(run.profile)
+    # What rules look at; the rest of the environment is nobody's business.
+    asked = ("NCCL_", "TORCH_SYMM_MEM_")
+    public = {name: value for name, value in found.environment.items() if name.startswith(asked)}
+    return run.record_finding("collectives", "communication", replace(found, environment=public))
 
 
 def settings_map(
@@ -114,6 +98,13 @@ def settings_map(
             "about",
         ],
     )
+
+
+def kept_settings(run: Run, facts: Facts) -> pd.DataFrame:
+    """``settings_map`` as the run's log keeps it, from now on."""
+    found = settings_map(run.profile, run.records, facts).to_dict("records")
+    tried = [SettingTried.model_validate(row) for row in found]
+    return tables.settings(run.record_finding(COLLECTIVES, "settings", tried, list[SettingTried]))
 
 
 def collectives_answer(lab: Run, facts: communication.Facts) -> str:

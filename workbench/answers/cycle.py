@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
 from workbench.answers.budget import caveat, collective_s, collectives, in_ms, verify_table
 from workbench.engine import stages
-from workbench.experiment import sweeps
 from workbench.experiment.arms import Arm
-from workbench.predict import step_count
+from workbench.judge.verdict_file import ComparisonEntry, VerdictFile
 from workbench.predict.basis import Basis
 from workbench.report.cells import NOT_APPLICABLE, number
 from workbench.run.lab import Run
@@ -22,7 +19,7 @@ HOST = "host"
 TIMING_MAY_COST = 1.0  # percent of throughput
 
 
-def measured(verdict: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def measured(verdict: VerdictFile) -> dict[str, dict[str, float]]:
     """{arm: {stage: ms a cycle, "host": what of the cycle is in none of them, "cycle": ms}} of the
     arms whose cycle is known.
 
@@ -30,15 +27,13 @@ def measured(verdict: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     load alone are left out.
     """
     found = {}
-    for arm, facts in (verdict.get("arms") or {}).items():
-        if str(facts.get("experiment")).startswith(sweeps.crossing("")):
+    for arm, facts in verdict.arms.items():
+        if facts.load is not None:
             continue
         stages = {
-            stage: time
-            for stage in STAGES
-            if (time := number((facts.get("stage_ms") or {}).get(stage))) >= 0
+            stage: time for stage in STAGES if (time := number(facts.stage_ms.get(stage))) >= 0
         }
-        if (cycle := number(facts.get("cycle_ms"))) > 0:
+        if (cycle := number(facts.cycle_ms)) > 0:
             found[arm] = stages | {
                 HOST: cycle - sum(stages.values()) if stages else math.nan,
                 "cycle": cycle,
@@ -46,7 +41,7 @@ def measured(verdict: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
-def measured_table(verdict: Mapping[str, Any]) -> pd.DataFrame:
+def measured_table(verdict: VerdictFile) -> pd.DataFrame:
     """``measured`` as a table, one row an arm, in milliseconds; what an arm does not do is "–"."""
     rows = [
         {
@@ -61,11 +56,11 @@ def measured_table(verdict: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=None if rows else ["arm"])
 
 
-def collectives_table(verdict: Mapping[str, Any]) -> pd.DataFrame:
+def collectives_table(verdict: VerdictFile) -> pd.DataFrame:
     """Collectives of each stage of a cycle, one row an arm of ``measured``."""
     rows = []
     for arm in measured(verdict):
-        counted = verdict["arms"][arm].get("collectives_per_round") or {}
+        counted = verdict.arms[arm].collectives_per_round
         rows.append(
             {"arm": arm}
             | {
@@ -87,7 +82,7 @@ def _absent(arm: str, stage: str) -> float | str:
     )
 
 
-def timing(verdict: Mapping[str, Any]) -> str:
+def timing(verdict: VerdictFile) -> str:
     """What timing the stages costs, in words: from shared without it (the arm shared+timing=off)
     against shared, in one server.
     """
@@ -98,9 +93,9 @@ def timing(verdict: Mapping[str, Any]) -> str:
             " shared+timing=off in plan.arms."
         )
     c = asked[0]
-    if not c["valid"] or c["ratio"] is None:
+    if not c.valid or c.ratio is None:
         return f"What timing the stages costs is not known: {_why(c)}."
-    cost, low, high = (100 * (1 - 1 / c[end]) for end in ("ratio", "low", "high"))
+    cost, low, high = (100 * (1 - 1 / end) for end in (c.ratio, c.low, c.high))
     found = (
         "no more than"
         if high <= TIMING_MAY_COST
@@ -111,24 +106,24 @@ def timing(verdict: Mapping[str, Any]) -> str:
         )
     )
     return (
-        f"Timing the stages costs {cost:.2g} % of throughput ({100 * c['level']:g} % interval"
+        f"Timing the stages costs {cost:.2g} % of throughput ({100 * c.level:g} % interval"
         f" {low:.2g} to {high:.2g} %), {found} the {TIMING_MAY_COST:g} % that it may."
     )
 
 
-def _untimed(verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _untimed(verdict: VerdictFile) -> list[ComparisonEntry]:
     return [
         c
-        for c in verdict.get("comparisons") or []
-        if c["metric"] == "tokens_per_s"
-        and c["b"] == "shared"
-        and Arm.parse(c["a"]) == Arm("shared", timing="off")
+        for c in verdict.comparisons
+        if c.metric == "tokens_per_s"
+        and c.b == "shared"
+        and Arm.parse(c.a) == Arm("shared", timing="off")
     ]
 
 
-def _chains(run: Run, verdict: Mapping[str, Any]) -> dict[str, Arm]:
+def _chains(run: Run, verdict: VerdictFile) -> dict[str, Arm]:
     """The arms on the target's group that draft chains: they differ in steps alone."""
-    arms = {name: Arm.parse(name) for name in verdict.get("arms") or {}}
+    arms = {name: Arm.parse(name) for name in verdict.arms}
     return {
         name: arm
         for name, arm in arms.items()
@@ -138,7 +133,7 @@ def _chains(run: Run, verdict: Mapping[str, Any]) -> dict[str, Arm]:
     }
 
 
-def curve(run: Run, verdict: Mapping[str, Any]) -> dict[int, float]:
+def curve(run: Run, verdict: VerdictFile) -> dict[int, float]:
     """{tokens verified: seconds} as measured in the run: the decode step of none (width 1), and
     verify of each step count on the target's group.
     """
@@ -151,7 +146,7 @@ def curve(run: Run, verdict: Mapping[str, Any]) -> dict[int, float]:
     return dict(sorted(found.items()))
 
 
-def widths(run: Run, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
+def widths(run: Run, verdict: VerdictFile, found: Basis) -> pd.DataFrame:
     """One row a width of verify: measured in the run where an arm verifies so many tokens,
     predicted from the machine's inputs, and for a
     mixture how many experts of a layer are read."""
@@ -170,52 +165,7 @@ def widths(run: Run, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
     return table
 
 
-def steps(run: Run, verdict: Mapping[str, Any]) -> tuple[step_count.Choice, ...]:
-    """What other numbers of steps would give, by this run's acceptance at each position and verify
-    at the widths that were measured.
-
-    Empty where acceptance or stage times were not measured, or the drafts are trees.
-    """
-    arms, told = verdict.get("arms") or {}, measured(verdict)
-    plain, shared, spec = told.get("none", {}), told.get("shared", {}), run.profile.speculation
-    # Deeper drafts begin with the same tokens: the longest chain tells of every position.
-    acceptance = max(
-        (
-            [share["value"] for share in (arms[name].get("accept") or {}).get("positions") or []]
-            for name in _chains(run, verdict)
-        ),
-        key=len,
-        default=[],
-    )
-    if (
-        "decode" not in plain
-        or "verify" not in shared
-        or not acceptance
-        or spec.topk != 1
-        or not spec.steps
-    ):
-        return ()
-    drafting = (sum(shared.get(stage, 0.0) for stage in stages.DRAFTING)) / 1e3
-    return step_count.choices(
-        acceptance,
-        curve(run, verdict),
-        drafting / spec.steps,
-        fixed_s=max(0.0, shared[HOST]) / 1e3,
-        plain_s=plain["cycle"] / 1e3,
-    )
-
-
-def best_steps(run: Run, verdict: Mapping[str, Any]) -> str:
-    """``width.sentence`` of ``steps``, and where acceptance was made up that it was."""
-    simulated = any(
-        (facts or {}).get("accept_simulated") for facts in (verdict.get("arms") or {}).values()
-    )
-    return step_count.sentence(steps(run, verdict)) + (
-        " Acceptance was simulated, so this is no statement about the pair." if simulated else ""
-    )
-
-
-def answer(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
+def answer(run: Run, verdict: VerdictFile, found: Basis) -> str:
     """07_cycle's answer: what a cycle of shared spends, what own-N can save at most, and what it
     did save.
     """
@@ -238,42 +188,40 @@ def answer(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
             " save more."
         ),
     ]
-    count = collectives(run, verdict["arms"]["shared"], found)
+    count = collectives(run, verdict.arms["shared"], found)
     if found.inputs is not None and count:
         said.append(
             f"Its {count:.3g} collectives a cycle would take"
             f" {in_ms(count * collective_s(run, found))} by the latencies measured on this machine:"
             " what the saved communication is worth."
         )
-    here = verdict["arms"]["shared"].get(
-        "experiment"
-    )  # 05_steps compares them again, at other settings of its own
+    # 05_steps compares them again, at other settings of its own.
+    here = verdict.arms["shared"].experiment
     said += [
         _saved(c)
-        for c in verdict.get("comparisons") or []
-        if (c["metric"], c["b"], c["experiment"]) == ("cycle_ms", "shared", here)
-        and Arm.parse(c["a"]).placement == "own"
+        for c in verdict.comparisons
+        if (c.metric, c.b, c.experiment) == ("cycle_ms", "shared", here)
+        and Arm.parse(c.a).placement == "own"
     ]
     said += [timing(verdict)] if _untimed(verdict) else []
     return " ".join(said) + caveat(run)
 
 
-def _saved(c: Mapping[str, Any]) -> str:
-    if not c["valid"] or c["ratio"] is None:
-        return f"Whether {c['a']} saved anything is not known: {_why(c)}."
-    sign = 1 if c["ratio"] < 1 else -1
-    ends = sorted(100 * sign * (1 - c[end]) for end in ("low", "high"))
+def _saved(c: ComparisonEntry) -> str:
+    if not c.valid or c.ratio is None:
+        return f"Whether {c.a} saved anything is not known: {_why(c)}."
+    sign = 1 if c.ratio < 1 else -1
+    ends = sorted(100 * sign * (1 - end) for end in (c.low, c.high))
     amount = (
-        f"{100 * sign * (1 - c['ratio']):.2g} % of the cycle ({100 * c['level']:g} % interval"
+        f"{100 * sign * (1 - c.ratio):.2g} % of the cycle ({100 * c.level:g} % interval"
         f" {ends[0]:.2g} to {ends[1]:.2g} %)"
     )
-    if c["low"] <= 1 <= c["high"]:
+    if c.low <= 1 <= c.high:
         return (
-            f"{c['a']} {'saved' if sign > 0 else 'cost'} {amount}, which cannot be told from"
-            " nothing."
+            f"{c.a} {'saved' if sign > 0 else 'cost'} {amount}, which cannot be told from nothing."
         )
-    return f"{c['a']} {'saved' if sign > 0 else 'cost'} {amount}."
+    return f"{c.a} {'saved' if sign > 0 else 'cost'} {amount}."
 
 
-def _why(c: Mapping[str, Any]) -> str:
-    return c["reasons"][0]["sentence"].rstrip(".") if c["reasons"] else "no result"
+def _why(c: ComparisonEntry) -> str:
+    return c.reasons[0].sentence.rstrip(".") if c.reasons else "no result"

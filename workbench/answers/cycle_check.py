@@ -4,11 +4,8 @@ off, and whether it orders the arms.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -16,53 +13,25 @@ from workbench.answers import host_time, profiled_cycles, trace_parts
 from workbench.answers.budget import basis, context
 from workbench.answers.cycle import HOST, measured
 from workbench.experiment.arms import Arm
+from workbench.judge.verdict_file import VerdictFile
 from workbench.predict import cycle_time, stage_work
 from workbench.predict.basis import Basis
 from workbench.predict.cycle_time import Prediction
-from workbench.report import cells
 from workbench.run import recording
 from workbench.run.lab import Run, reopen
 
 ALLOWED = 15.0  # percent that a prediction may be off before the notebook says so
 WORTH_NAMING = 0.02  # of the cycle: a stage's difference
-MODEL, FITTED = "model alone", "with shared's remainder"
-COLUMNS = [
-    "arm",
-    "measured cycle (ms)",
-    f"{MODEL} (ms)",
-    "off (%)",
-    f"{FITTED} (ms)",
-    "then off (%)",
-]
+COLUMNS = ["arm", "measured cycle (ms)", "model alone (ms)", "off (%)"]
 
 
-def predicted(run: Run, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
+def alone(run: Run, verdict: VerdictFile, found: Basis) -> dict[str, Prediction]:
     """{arm: its predicted cycle} for every measured arm but replicas and other settings of the
     communication layer, for which this machine was not measured; empty without a basis.
 
-    What the model does not know (the host above all) is taken from shared alone, so shared itself
-    is fitted and what is predicted is how the others differ from it. Where the host works beside
-    the device, no arm that speculates has a shorter cycle than shared; elsewhere the difference of
-    shared's cycle is added to theirs.
+    Nothing is taken from the run but how many kernels the profiled cycles of shared and none
+    launched, where there are any on a GPU.
     """
-    found_alone = alone(run, verdict, found)
-    if "shared" not in found_alone:
-        return found_alone
-    cycle = measured(verdict)["shared"]["cycle"] / 1e3
-    if cycle_time.overlaps(run.profile):
-        taken = {"host_s": cycle}
-    else:
-        taken = {"remainder_s": cycle - found_alone["shared"].cycle_s}
-    return {
-        name: replace(p, **taken) if Arm.parse(name).speculates else p
-        for name, p in found_alone.items()
-    }
-
-
-def alone(run: Run, verdict: Mapping[str, Any], found: Basis) -> dict[str, Prediction]:
-    """As ``predicted`` with nothing taken from the run. Kernels are as many as the profiled cycles
-    of shared and none launched, where there
-    are any on a GPU."""
     if found.inputs is None:
         return {}
     counted, arms = kernels(run, found), {name: Arm.parse(name) for name in measured(verdict)}
@@ -89,9 +58,10 @@ def kernels(run: Run, found: Basis) -> dict[str, float]:
     counted: dict[str, float] = {}
     profiled = profiled_cycles.decompositions(run)
     for name in ("none", "shared"):
-        entry = profiled.get(name) or {}
-        if not (parts := profiled_cycles.parts(entry)) or entry.get("cpu", True):
+        entry = profiled.get(name)
+        if entry is None or entry.cpu:
             continue
+        parts = entry.parts
         for stage, work in stage_work.stages(
             run.profile, found.target, found.draft, Arm(name)
         ).items():
@@ -104,28 +74,21 @@ def kernels(run: Run, found: Basis) -> dict[str, float]:
     return counted
 
 
-def compared(run: Run, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
-    """One row an arm: the measured cycle beside the model's own figure and that with the remainder
-    of shared, with how far each is off.
-    """
-    told, rows, fitted = measured(verdict), [], predicted(run, verdict, found)
+def compared(run: Run, verdict: VerdictFile, found: Basis) -> pd.DataFrame:
+    """One row an arm: the measured cycle beside the model's, with how far that is off."""
+    told, rows = measured(verdict), []
     for name, p in alone(run, verdict, found).items():
         cycle, own = told[name]["cycle"], 1e3 * p.cycle_s
-        then = (
-            1e3 * fitted[name].cycle_s
-            if Arm.parse(name).speculates and "shared" in fitted and name != "shared"
-            else math.nan
-        )
-        rows.append((name, cycle, own, 100 * (own / cycle - 1), then, 100 * (then / cycle - 1)))
+        rows.append((name, cycle, own, 100 * (own / cycle - 1)))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def bars(run: Run, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
+def bars(run: Run, verdict: VerdictFile, found: Basis) -> pd.DataFrame:
     """Measured and predicted stages of each arm but replicas, for ``charts.stage_times``.
 
     Without speculation the step stands in verify's place. The rest is what of a measured cycle is
-    outside of its stages, and in a predicted one what the host takes longer than the device, as
-    known or taken from shared.
+    outside of its stages, and in a predicted one what the host takes longer than the device, where
+    that is known.
     """
     rows = []
     for name, told in measured(verdict).items():
@@ -135,7 +98,7 @@ def bars(run: Run, verdict: Mapping[str, Any], found: Basis) -> pd.DataFrame:
                 for stage, time in told.items()
                 if stage != "cycle" and time > 0
             ]
-    for name, p in predicted(run, verdict, found).items():
+    for name, p in alone(run, verdict, found).items():
         rows += [(f"{name}, predicted", stage, 1e3 * c.total_s) for stage, c in p.stages.items()]
         rows += (
             [(f"{name}, predicted", HOST, 1e3 * (p.cycle_s - p.device_s))]
@@ -167,53 +130,43 @@ def recorded(folder: Path | None = None) -> tuple[pd.DataFrame, dict[str, str]]:
     return table.set_index("run").reset_index(), said
 
 
-def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """``compared`` for people: an arm that nothing was taken from shared for has "–" there."""
-    return cells.shown(table.astype(object).where(table.notna(), cells.NOT_APPLICABLE))
-
-
 def misses(table: pd.DataFrame) -> pd.DataFrame:
-    """``compared`` for ``charts.misses``: one row an arm and kind of prediction. A column "run"
-    tells several runs apart.
+    """``compared`` for ``cycle_charts.misses``: one row an arm. A column "run" tells several runs
+    apart.
     """
     label = table["run"] + ": " + table["arm"] if "run" in table else table["arm"]
-    rows = table.assign(label=label).rename(columns={"off (%)": MODEL, "then off (%)": FITTED})
-    return (
-        rows.melt("label", [MODEL, FITTED], "prediction", "off (%)").dropna().reset_index(drop=True)
-    )
+    return table.assign(label=label)[["label", "off (%)"]].dropna().reset_index(drop=True)
 
 
 def order(
-    verdict: Mapping[str, Any], predictions: Mapping[str, Prediction]
+    verdict: VerdictFile, predictions: Mapping[str, Prediction]
 ) -> tuple[list[str], list[str]]:
     """Pairs of arms ("a, b") whose cycles differ by more than the run can resolve: those that the
     model orders as measured, and the others.
     """
     right: list[str] = []
     wrong: list[str] = []
-    arms = verdict.get("arms") or {}
-    for c in verdict.get("comparisons") or []:
-        told = (
-            c["a"] in predictions
-            and c["b"] in predictions
-            and c["experiment"] in (arms[c["a"]].get("experiment"), arms[c["b"]].get("experiment"))
+    arms = verdict.arms
+    for c in verdict.comparisons:
+        predicted_here = (
+            c.a in predictions
+            and c.b in predictions
+            and c.experiment in (arms[c.a].experiment, arms[c.b].experiment)
         )
         if (
-            told
-            and c["metric"] == "cycle_ms"
-            and c["valid"]
-            and c["ratio"] is not None
-            and f"{c['a']} and {c['b']}" not in right + wrong
+            predicted_here
+            and c.metric == "cycle_ms"
+            and c.valid
+            and c.ratio is not None
+            and f"{c.a} and {c.b}" not in right + wrong
+            and abs(c.ratio - 1) > (c.resolution or 0.0)
         ):
-            if abs(c["ratio"] - 1) > (c["resolution"] or 0.0):
-                same = (predictions[c["a"]].cycle_s > predictions[c["b"]].cycle_s) == (
-                    c["ratio"] > 1
-                )
-                (right if same else wrong).append(f"{c['a']} and {c['b']}")
+            same = (predictions[c.a].cycle_s > predictions[c.b].cycle_s) == (c.ratio > 1)
+            (right if same else wrong).append(f"{c.a} and {c.b}")
     return right, wrong
 
 
-def sentence(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
+def sentence(run: Run, verdict: VerdictFile, found: Basis) -> str:
     """How good the model is, in words: where it misses by more than ``ALLOWED``, and whether it
     orders the arms.
     """
@@ -235,14 +188,6 @@ def sentence(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
             "The device is idle for more than three quarters of a cycle: what was measured is the"
             " host."
         )
-    if not (fitted := table.dropna(subset="then off (%)")).empty:
-        said.append(
-            _missed(
-                "With what it does not know taken from shared",
-                fitted["arm"],
-                fitted["then off (%)"],
-            )
-        )
     said.append(_where(run, verdict, found, table.loc[table["off (%)"].abs().idxmax(), "arm"]))
     right, wrong = order(verdict, alone(run, verdict, found))
     if wrong:
@@ -256,7 +201,7 @@ def sentence(run: Run, verdict: Mapping[str, Any], found: Basis) -> str:
     return " ".join(said)
 
 
-def _where(run: Run, verdict: Mapping[str, Any], found: Basis, arm: str) -> str:
+def _where(run: Run, verdict: VerdictFile, found: Basis, arm: str) -> str:
     """In which stages the arm that the model misses most takes longer or shorter than predicted,
     the larger differences first.
     """

@@ -4,9 +4,7 @@ and what to measure next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
@@ -16,6 +14,7 @@ from workbench.experiment import profile as profiles
 from workbench.experiment.arms import Arm
 from workbench.experiment.profile import Profile
 from workbench.experiment.profile_sections import ROOT
+from workbench.judge.verdict_file import VerdictFile
 from workbench.predict import by_hand, ceilings, cycle_time, model_shape
 from workbench.predict.basis import Basis
 from workbench.predict.cycle_time import Cost
@@ -38,7 +37,7 @@ class Explained:
     how: str
 
 
-def parts(run: Run, verdict: Mapping[str, Any], found: Basis) -> tuple[Explained, ...]:
+def parts(run: Run, verdict: VerdictFile, found: Basis) -> tuple[Explained, ...]:
     """The parts of the cycle of 02_budget's numbers, the sum of those explained and the rest last.
 
     Where the numbers are this run's, by its pair and its machine's inputs, and none without; else

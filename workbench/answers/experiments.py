@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workbench.answers import collectives
-from workbench.experiment import communication, plans, setting_sweep, sweeps
+from workbench.experiment import communication, names, plans, setting_sweep, sweeps
 from workbench.experiment.plans import Task
 from workbench.experiment.runlog import Line
 from workbench.run.lab import Run
@@ -56,8 +56,8 @@ EXPERIMENTS = {
     for experiment in (
         Experiment("baseline", "03_baseline", _baseline),
         Experiment("draft_tp", "04_draft_tp", _draft_tp),
-        Experiment(sweeps.STEPS, "05_steps", _steps),
-        Experiment(sweeps.COLLECTIVES, "06_collectives", _collectives),
+        Experiment(names.STEPS, "05_steps", _steps),
+        Experiment(names.COLLECTIVES, "06_collectives", _collectives),
     )
 }
 

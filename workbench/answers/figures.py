@@ -6,15 +6,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from workbench.answers import memory_check
+from workbench.answers.profiled_cycles import Profiled
 from workbench.experiment import metrics, runlog
 from workbench.experiment.profile_sections import ROOT
+from workbench.judge.findings import CorruptedRank, GpuMemory
+from workbench.judge.verdict_file import (
+    ArmEntry,
+    ComparedEntry,
+    ComparisonEntry,
+    VerdictFile,
+    Yardstick,
+)
+from workbench.predict.machine import Machine
 from workbench.run import recording
 from workbench.run.lab import Run, reopen
 
@@ -30,7 +40,9 @@ class Figures:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.verdict = cache(lambda name: json.loads((folder / name / "verdict.json").read_text()))
+        self.verdict: Callable[[str], VerdictFile] = cache(
+            lambda name: recording.stored_verdict(name, folder)
+        )
         self.run: Callable[[str], Run] = cache(lambda name: reopen(folder / name))
 
     # -------------------------------------------------------------- comparisons
@@ -46,17 +58,17 @@ class Figures:
         told = []
         for name, a, b, about in rows:
             c = self._comparison(name, a, b)
-            control = c["control"] or self.verdict(name)["control"]
+            control = c.control or self.verdict(name).control
             told.append(
                 (
                     f"`{name}`: {about}",
                     f"`{a}` ÷ `{b}`",
                     _interval(c),
-                    f"{100 * c['level']:.3g} %",
-                    f"{c['pairs']} {'pairs' if c['method'] == 'paired' else 'starts'}",
+                    f"{100 * c.level:.3g} %",
+                    f"{c.pairs} {'pairs' if c.method == 'paired' else 'starts'}",
                     _found(c),
                     _interval(control) if control else ABSENT,
-                    f"{_yes(c['valid'])} / {_yes(self.verdict(name)['valid'])}",
+                    f"{_yes(c.valid)} / {_yes(self.verdict(name).valid)}",
                 )
             )
         return table(
@@ -75,13 +87,15 @@ class Figures:
 
     def control(self, name: str) -> str:
         """How far the control's arm is from itself, in percent."""
-        return f"{100 * abs(self.verdict(name)['control']['ratio'] - 1):.1f} %"
+        return f"{100 * abs(self.verdict(name).control.ratio - 1):.1f} %"
 
-    def _comparison(self, name: str, a: str, b: str, metric: str = "tokens_per_s") -> dict:
+    def _comparison(
+        self, name: str, a: str, b: str, metric: str = "tokens_per_s"
+    ) -> ComparisonEntry:
         found = [
             c
-            for c in self.verdict(name)["comparisons"]
-            if (c["a"], c["b"], c["metric"], c["experiment"]) == (a, b, metric, _MAIN)
+            for c in self.verdict(name).comparisons
+            if (c.a, c.b, c.metric, c.experiment) == (a, b, metric, _MAIN)
         ]
         (one,) = found
         return one
@@ -90,11 +104,11 @@ class Figures:
 
     def cycle(self, name: str, arm: str) -> str:
         """Milliseconds of an arm's cycle."""
-        return f"{self._arm(name, arm)['cycle_ms']:.2f}"
+        return f"{self._arm(name, arm).cycle_ms:.2f}"
 
     def stage(self, name: str, arm: str, *stages: str) -> str:
         """Milliseconds a cycle of some stages together."""
-        return f"{sum(self._arm(name, arm)['stage_ms'][stage] for stage in stages):.2f}"
+        return f"{sum(self._arm(name, arm).stage_ms[stage] for stage in stages):.2f}"
 
     def block_cycles(self, names: Sequence[str], arm: str) -> str:
         """The shortest and longest cycle among an arm's blocks, in milliseconds."""
@@ -109,24 +123,24 @@ class Figures:
         return f"{min(told):.2f} to {max(told):.2f}"
 
     def blocks(self, name: str, arm: str) -> int:
-        return self._arm(name, arm)["blocks"]
+        return self._arm(name, arm).blocks
 
     def accept_length(self, name: str, arm: str, interval: bool = True) -> str:
-        length = self._arm(name, arm)["accept"]["length"]
-        told = f"{length['value']:.2f}"
-        return f"{told} ({length['low']:.2f} to {length['high']:.2f})" if interval else told
+        length = self._arm(name, arm).accept.length
+        told = f"{length.value:.2f}"
+        return f"{told} ({length.low:.2f} to {length.high:.2f})" if interval else told
 
     def collectives(self, name: str, arm: str, stage: str = "draft") -> str:
-        return f"{self._arm(name, arm)['collectives_per_round'][stage]:g}"
+        return f"{self._arm(name, arm).collectives_per_round[stage]:g}"
 
-    def _arm(self, name: str, arm: str) -> dict[str, Any]:
-        return self.verdict(name)["arms"][arm]
+    def _arm(self, name: str, arm: str) -> ArmEntry:
+        return self.verdict(name).arms[arm]
 
     # -------------------------------------------------------------- one run
 
     def sentence(self, name: str) -> str:
         """The verdict in a sentence."""
-        return self.verdict(name)["sentence"]
+        return self.verdict(name).sentence
 
     def setting(self, name: str, path: str) -> Any:
         """A field of the profile, by its dotted path."""
@@ -153,18 +167,16 @@ class Figures:
             "arms": len(found) + 1,
             "as_shared": sum(own == shared for own in found.values()) + 1,
             "differ": sum(none[key] != shared[key] for key in none),
-            "verdict": self.verdict(name)["parity"]["shared"],
+            "verdict": self.verdict(name).parity["shared"],
             "itself": self._itself(name),
         }
 
     def _itself(self, name: str) -> str:
         """In how many answers none differs from itself."""
         (own,) = [
-            c
-            for c in self.verdict(name)["parity_counts"]
-            if (c["experiment"], c["arm"]) == (_MAIN, "none")
+            c for c in self.verdict(name).parity_counts if (c.experiment, c.arm) == (_MAIN, "none")
         ]
-        return f"{own['own_mismatched']} of {own['own_compared']}"
+        return f"{own.own_mismatched} of {own.own_compared}"
 
     def rounding(self, names: Sequence[str]) -> dict[str, Any]:
         """Where answers of shared and none part: by how much the float32 target prefers one of the
@@ -180,14 +192,14 @@ class Figures:
 
     def traced(self, name: str, arm: str, kind: str, *stages: str) -> str:
         """Milliseconds a cycle that the profiler's trace has of one class of kernels."""
-        parts = self.run(name).finding(f"trace {arm}")["parts"]
-        return f"{1e3 * sum(_seconds(parts[stage], kind) for stage in stages):.3f}"
+        parts = self.run(name).finding(f"trace {arm}", Profiled).parts
+        return f"{1e3 * sum(parts[stage].a_round(kind) for stage in stages):.3f}"
 
     def corrupted(self, name: str, arm: str) -> str:
         """What the server with a corrupted rank was caught by, in its own words."""
-        found = self.run(name).finding(arm)
-        assert found["detected"]
-        return found["sentence"]
+        found = self.run(name).finding(arm, CorruptedRank)
+        assert found.detected
+        return found.sentence
 
     def starts(self, name: str, drafts: bool | None = None) -> str:
         """Seconds from a server's start to its first answer, of those with a draft, without, or
@@ -214,9 +226,9 @@ class Figures:
     def latency(self, name: str, kind: str, size: int) -> str:
         """Microseconds of a collective of that many bytes, as measured on the run's machine."""
         found = [
-            dict(map(tuple, told["points"]))[size]
-            for told in self.run(name).finding("machine")["latencies"]
-            if told["kind"] == kind and told["points"]
+            dict(told.points)[size]
+            for told in self.run(name).finding("machine", Machine).latencies
+            if told.kind == kind and told.points
         ]
         return f"{1e6 * found[0]:.0f}"
 
@@ -232,7 +244,7 @@ class Figures:
         for name in self._gpu_runs():
             table = memory_check.table(self.run(name))["off (%)"].dropna().abs()
             off += table.tolist()
-            assert table.empty or self.run(name).finding("memory")["given_back"]
+            assert table.empty or self.run(name).finding("memory", GpuMemory).given_back
         return f"{max(off):.2g} %"
 
     def runs_table(self) -> str:
@@ -313,24 +325,19 @@ def parted(folders: Iterable[Path]) -> tuple[list[float], list[float], float]:
     return apart, best, torch.finfo(torch.bfloat16).eps * 8
 
 
-def _interval(c: Mapping[str, Any]) -> str:
-    return f"{c['ratio']:.3f} ({c['low']:.3f} to {c['high']:.3f})"
+def _interval(c: ComparedEntry | Yardstick) -> str:
+    return f"{c.ratio:.3f} ({c.low:.3f} to {c.high:.3f})"
 
 
-def _found(c: Mapping[str, Any]) -> str:
+def _found(c: ComparisonEntry) -> str:
     """A comparison in words."""
-    if not c["low"] <= 1 <= c["high"]:
-        return "**faster**" if c["low"] > 1 else "**slower**"
-    return f"not distinguishable; {100 * c['resolution']:.2g} % would have been seen"
+    if not c.low <= 1 <= c.high:
+        return "**faster**" if c.low > 1 else "**slower**"
+    return f"not distinguishable; {100 * c.resolution:.2g} % would have been seen"
 
 
 def _yes(holds: bool) -> str:
     return "yes" if holds else "no"
-
-
-def _seconds(part: Mapping[str, Any], kind: str) -> float:
-    """Seconds a round that a stage of a trace has of one class."""
-    return part["seconds"].get(kind, 0) / part["rounds"]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

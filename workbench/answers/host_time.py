@@ -22,7 +22,7 @@ from workbench.run.lab import Run
 IDLE = 0.25  # of a measured cycle: a device with no more work than this waits for the host
 
 
-def of(run: Run, inputs: Machine) -> tuple[str, dict[str, float]]:
+def from_recordings(run: Run, inputs: Machine) -> tuple[str, dict[str, float]]:
     """The recording that tells, and {arm: seconds a cycle that the host needs}; "" and {} where
     none does, and on a CPU.
 
@@ -54,11 +54,10 @@ def _time(facts: Mapping[str, Any]) -> float:
 
 def _idle(folder: Path, run: Run, inputs: Machine) -> dict[str, float]:
     profile = Profile.model_validate_json((folder / "profile.json").read_text())
-    arms = json.loads((folder / "verdict.json").read_text())["arms"]
     told = {
         name: cycle / 1e3
-        for name, facts in arms.items()
-        if (cycle := number(facts.get("cycle_ms"))) > 0
+        for name, facts in recording.stored_verdict(folder.name).arms.items()
+        if (cycle := number(facts.cycle_ms)) > 0
     }
     if (
         profile.workload.concurrency != run.profile.workload.concurrency

@@ -23,7 +23,7 @@ COLUMNS = ["arm", "part", "predicted (MiB)", "measured (MiB)", "off (%)"]
 
 
 def measured(run: Run) -> dict[str, dict[str, int]]:
-    """{arm: {part: bytes}} as attested by the first server that held the arm, of the rank that
+    """{arm: {part: bytes}} as reported by the first server that held the arm, of the rank that
     holds most of each part.
 
     Of arms that share a placement the first stands for all: their settings take no memory that is
@@ -43,7 +43,7 @@ def measured(run: Run) -> dict[str, dict[str, int]]:
 
 
 def _held(entry: Mapping[str, Any], arm: Arm) -> dict[str, int]:
-    """What one rank attested of an arm; empty in logs of a time when it was not attested."""
+    """What one rank reported of an arm; empty in logs of a time when it did not."""
     if "memory" not in entry:
         return {}
     target = entry["memory"]
@@ -120,7 +120,7 @@ def sentence(run: Run) -> str:
     rows = table(run).dropna(subset="off (%)")
     if rows.empty:
         return (
-            "Memory was not compared: the servers did not attest it, or the pair's folders are not"
+            "Memory was not compared: the servers did not report it, or the pair's folders are not"
             " here."
         )
     worst = rows.loc[rows["off (%)"].abs().idxmax()]

@@ -13,18 +13,17 @@ from typing import Any
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import Hung, ServerFailed
 from workbench.experiment.profile import Profile
-from workbench.experiment.runlog import NEGATIVE, negative_controls
+from workbench.experiment.runlog import NEGATIVE
+from workbench.judge.findings import CorruptedRank, corrupted_ranks
 from workbench.run.lab import Run
-from workbench.serving import client, server_log
+from workbench.serving import client, faults, server_log
 from workbench.serving import server as servers
+from workbench.serving.faults import Cause, Fault
 
 READY_WITHIN_S, TOKEN_WITHIN_S = (
     200.0,
     20.0,
 )  # a hang is what is expected here, so it is waited for no longer than it takes to tell
-DISAGREED = (  # of workbench/engine/agreement.py, which imports torch
-    "drafted another tree than rank 0"
-)
 ROUNDS, TOKENS = 4, 64  # of requests that a corrupted rank may pass before it counts as unnoticed
 
 
@@ -53,7 +52,7 @@ def corrupted_rank(lab: Run) -> list[str]:
                     failed = failed or failure
         if failed:
             raise failed
-    return [found["sentence"] for found in kept.values()]
+    return [found.sentence for found in kept.values()]
 
 
 def arms(profile: Profile) -> list[Arm]:
@@ -63,9 +62,9 @@ def arms(profile: Profile) -> list[Arm]:
     return [Arm.parse(f"own-{own.group}+agreement={way}") for way in ways] if own else []
 
 
-def known(lab: Run) -> dict[str, dict[str, Any]]:
+def known(lab: Run) -> dict[str, CorruptedRank]:
     """{arm: what its corrupted rank did}, from the log."""
-    return {r.name: r.value for r in negative_controls(lab.records)}
+    return corrupted_ranks(lab.records)
 
 
 def missing(lab: Run) -> list[Arm]:
@@ -78,7 +77,7 @@ def missing(lab: Run) -> list[Arm]:
     )
 
 
-def _caught(lab: Run, arm: Arm) -> dict[str, Any]:
+def _caught(lab: Run, arm: Arm) -> CorruptedRank:
     limits = {
         "ready_within_s": min(READY_WITHIN_S, lab.profile.server.ready_within_s),
         "token_within_s": TOKEN_WITHIN_S,
@@ -100,11 +99,10 @@ def _caught(lab: Run, arm: Arm) -> dict[str, Any]:
     except ServerFailed as error:
         failure = error
     seconds = time.monotonic() - begun
-    own = (
-        server_log.first_failure(log) if failure else None
-    )  # the server's own words, where it died of it
-    told = server_log.clean(own.splitlines()[-1] if own else str(failure or "").split("\n")[0])
-    if failure and not _is_of_the_corruption(arm, rank, failure, told, log):
+    # The server's own words, where it died of it.
+    fault = faults.first(log) or faults.told_by(str(failure or "").split("\n")[0])
+    told = server_log.clean(fault.sentence)
+    if failure and not _is_of_the_corruption(arm, rank, failure, fault, log):
         raise ServerFailed(
             f"{who}: its server failed for another reason, which is no evidence"
             f" ({told.rstrip('.')})"
@@ -114,24 +112,25 @@ def _caught(lab: Run, arm: Arm) -> dict[str, Any]:
         if failure
         else f"{who}: it served {ROUNDS} rounds of requests unnoticed."
     )
-    return {
-        "detected": failure is not None,
-        "sentence": sentence,
-        "rank": rank,
-        "within_s": round(seconds, 1),
-        "attested": attested,
-    }
+    return CorruptedRank(
+        detected=failure is not None,
+        sentence=sentence,
+        rank=rank,
+        within_s=round(seconds, 1),
+        attested=attested,
+    )
 
 
-def _is_of_the_corruption(arm: Arm, rank: int, failure: ServerFailed, told: str, log: Path) -> bool:
+def _is_of_the_corruption(
+    arm: Arm, rank: int, failure: ServerFailed, fault: Fault, log: Path
+) -> bool:
     """Whether a failure is what the corrupted rank does: under ``check`` it is named, else the
     ranks part over requests that were taken.
     """
     if arm.agreement == "check":
-        return f"ranks [{rank}] {DISAGREED}" in told
-    return (
-        isinstance(failure, Hung) or server_log.answering(log)
-    ) and "out of memory" not in told.lower()
+        return fault.cause is Cause.DISAGREED and fault.ranks == (rank,)
+    at_work = isinstance(failure, Hung) or server_log.answering(log)
+    return at_work and fault.cause is not Cause.OUT_OF_MEMORY
 
 
 def _error(url: str, prompts: Sequence[Mapping[str, Any]]) -> ServerFailed | None:

@@ -13,7 +13,7 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,31 +139,20 @@ def probe(profile: Profile | None = None) -> Probe:
     )
 
 
-def of(run: Run) -> Probe | None:
+def searched(run: Run) -> Probe | None:
     """The probe of a run's SGLang, kept in its log without SGLang's own words; None of a recording
     that holds none.
     """
-    kept = run.finding("searched")
-    if kept is not None:
-        return Probe(
-            kept["version"],
-            kept["searched"],
-            tuple(Place(**place) for place in kept["places"]),
-            kept["source"],
-        )
-    if run.recording:
-        return None
+    kept = run.finding("searched", Probe)
+    if kept is not None or run.recording:
+        return kept
     found = probe(run.profile)
-    run.record_finding(
-        "probe",
-        "searched",
-        {
-            "version": found.version,
-            "searched": found.searched,
-            "places": [asdict(place) | {"about": ""} for place in found.places],
-            "source": {name: {"where": told["where"]} for name, told in found.source.items()},
-        },
+    public = replace(
+        found,
+        places=tuple(replace(place, about="") for place in found.places),
+        source={name: {"where": told["where"]} for name, told in found.source.items()},
     )
+    run.record_finding("probe", "searched", public)
     return found
 
 

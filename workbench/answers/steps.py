@@ -11,14 +11,12 @@ import pandas as pd
 
 from workbench.experiment import halving, metrics, sweeps
 from workbench.experiment.arms import Arm
+from workbench.experiment.names import STEPS
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
-from workbench.experiment.sweeps import STEPS, crossing
 from workbench.judge import accept
 from workbench.judge.comparisons import Comparison
 from workbench.judge.stats import Interval
-from workbench.predict import step_count
-from workbench.predict.step_count import Choice
 from workbench.report import tables
 from workbench.report.tables import SPEED
 from workbench.run.lab import Run
@@ -32,12 +30,12 @@ def sweep_map(profile: Profile, records: Sequence[Line]) -> pd.DataFrame:
     better than it is, so how much it gains is told by fresh blocks alone.
     """
     rows = []
-    for field in sweeps.fields(profile):
-        blocks = [b for b in searched(records, STEPS) if b.arm in field.names]
+    for served in sweeps.candidates(profile):
+        blocks = [b for b in searched(records, STEPS) if b.arm in served.names]
         told = halving.effects(
-            {name: _logs(blocks, name) for name in field.names if _logs(blocks, name)}
+            {name: _logs(blocks, name) for name in served.names if _logs(blocks, name)}
         )
-        for place, names in field.arms.items():
+        for place, names in served.arms.items():
             for name in names:
                 spec, own = (
                     profile.speculation.of(Arm.parse(name)),
@@ -63,30 +61,55 @@ def sweep_map(profile: Profile, records: Sequence[Line]) -> pd.DataFrame:
     )
 
 
+@dataclass(frozen=True)
+class Choice:
+    """One number of draft steps of a chain: tokens and seconds of a cycle, and what they make."""
+
+    steps: int
+    accept_length: float
+    cycle_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.accept_length / self.cycle_s
+
+
+def best_choice(found: Sequence[Choice]) -> Choice:
+    """The choice with the most tokens a second; of equals the one with fewer steps."""
+    return max(found, key=lambda choice: (choice.tokens_per_s, -choice.steps))
+
+
+def choice_table(found: Sequence[Choice]) -> pd.DataFrame:
+    """One row a number of steps."""
+    rows = [(c.steps, c.accept_length, 1e3 * c.cycle_s, c.tokens_per_s) for c in found]
+    return pd.DataFrame(
+        rows,
+        columns=["steps", "accept length (tokens/cycle)", "cycle (ms)", "throughput (tokens/s)"],
+    )
+
+
 def by_load(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], dict[int, Interval]]:
     """{(a, b): {requests at once: ratio of tokens/s}} of 05's comparisons that have a result."""
     found: dict[tuple[str, str], dict[int, Interval]] = {}
     for c in comparisons:
-        if c.valid and c.metric == "tokens_per_s" and c.experiment.startswith(crossing("")):
-            found.setdefault((c.a, c.b), {})[int(c.experiment.removeprefix(crossing("")))] = (
-                c.interval
-            )
+        if c.valid and c.metric == "tokens_per_s" and c.load is not None:
+            found.setdefault((c.a, c.b), {})[c.load] = c.interval
     return found
 
 
 def candidates(profile: Profile) -> pd.DataFrame:
     """One row a placement and tree or chain of 05's search: the step counts that are tried. Each
-    server's field is searched by itself.
+    server's candidates are searched by itself.
     """
     rows = [
         (
-            field.topk,
+            served.topk,
             place,
             ", ".join(str(profile.speculation.of(Arm.parse(name)).steps) for name in names),
             len(names),
         )
-        for field in sweeps.fields(profile)
-        for place, names in field.arms.items()
+        for served in sweeps.candidates(profile)
+        for place, names in served.arms.items()
     ]
     return pd.DataFrame(rows, columns=["topk", "placement", "steps tried", "candidates"])
 
@@ -108,7 +131,9 @@ def implied(profile: Profile, records: Sequence[Line]) -> tuple[Choice, ...]:
     lengths are taken from one arm with the most rounds behind each position; cycles of step counts
     that were not measured lie straight between two that were. Empty without a chain.
     """
-    chains = next((field for field in reversed(sweeps.fields(profile)) if field.topk == 1), None)
+    chains = next(
+        (served for served in reversed(sweeps.candidates(profile)) if served.topk == 1), None
+    )
     if chains is None:
         return ()
     names = next(iter(chains.arms.values()))
@@ -152,7 +177,7 @@ def steps_answer(lab: Run) -> str:
     )
     said = [
         best_of(
-            [c for c in found if c.experiment == crossing(load) and c.b == reference],
+            [c for c in found if c.load == load and c.b == reference],
             profile,
             f"The best at {load} at once is",
             f"At {load} at once no setting",
@@ -160,7 +185,7 @@ def steps_answer(lab: Run) -> str:
         )
     ]
     if choices := implied(profile, records):
-        best = step_count.best(choices)
+        best = best_choice(choices)
         said.append(
             "The acceptance at each position and the measured cycles put the best chain at"
             f" {best.steps} step{'s' * (best.steps != 1)} (accept length {best.accept_length:.3g})."

@@ -35,6 +35,10 @@ class Part:
     def total(self) -> float:
         return sum(self.seconds.values()) + self.host_gap + self.device_gap
 
+    def a_round(self, kind: str) -> float:
+        """Seconds a round of one class."""
+        return self.seconds.get(kind, 0.0) / self.rounds
+
 
 def decompose(trace: Trace, peers: Sequence[Trace] = ()) -> dict[str, Part]:
     """{stage: its part}; the parts and ``BETWEEN`` (gaps between two stages) add up to the time

@@ -5,16 +5,15 @@ offline reference's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from workbench.experiment.errors import BadInput
 from workbench.experiment.runlog import Block, Request
+from workbench.judge.findings import Wiring
 from workbench.run.lab import Run
 
 
-def check(lab: Run) -> dict[str, Any]:
-    """{"ok", "sentence", "server", "reference", "alternatives"}; ok is None where it was not
-    checked, with the reason in the sentence.
+def check(lab: Run) -> Wiring:
+    """What was found; ok is None where it was not checked, with the reason in the sentence.
 
     What the log holds is not checked again.
 
@@ -22,10 +21,10 @@ def check(lab: Run) -> dict[str, Any]:
     equality is owed in fp32 on the CPU
     engine only: elsewhere rounding moves single drafts.
     """
-    if (kept := lab.finding("wiring")) is not None:
+    if (kept := lab.finding("wiring", Wiring)) is not None:
         return kept
     if lab.recording:  # the pair it was measured with need not be here
-        return {"ok": None, "sentence": "Not checked when this was recorded."}
+        return Wiring(ok=None, sentence="Not checked when this was recorded.")
     profile = lab.profile
     blocks = [
         b
@@ -33,27 +32,25 @@ def check(lab: Run) -> dict[str, Any]:
         if isinstance(b, Block) and (b.role, b.arm, b.concurrency) == ("parity", "shared", 1)
     ]
     if not blocks:
-        return {"ok": None, "sentence": "Not checked: the arm shared answered no parity prompts."}
+        return Wiring(ok=None, sentence="Not checked: the arm shared answered no parity prompts.")
     if profile.engine != "cpu" or profile.speculation.topk != 1:
-        return {
-            "ok": None,
-            "sentence": (
-                "Not checked: exact counts are owed on the CPU engine and for a chain only."
-            ),
-        }
+        return Wiring(
+            ok=None,
+            sentence="Not checked: exact counts are owed on the CPU engine and for a chain only.",
+        )
     requests = blocks[0].requests
     if any(request.error or request.histogram is None for request in requests):
-        return {
-            "ok": None,
-            "sentence": "Not checked: the server did not report how many drafts were correct.",
-        }
+        return Wiring(
+            ok=None,
+            sentence="Not checked: the server did not report how many drafts were correct.",
+        )
     try:
         return _against_reference(lab, requests)
     except BadInput as error:  # a class or an option that the reference does not have
-        return {"ok": None, "sentence": f"Not checked: {error.field}: {error.problem}."}
+        return Wiring(ok=None, sentence=f"Not checked: {error.field}: {error.problem}.")
 
 
-def _against_reference(lab: Run, requests: Sequence[Request]) -> dict[str, Any]:
+def _against_reference(lab: Run, requests: Sequence[Request]) -> Wiring:
     """Raises: BadInput where the pair has no offline reference."""
     from workbench.answers import (
         offline_decoder,  # torch and transformers, seconds that no other case needs
@@ -94,10 +91,10 @@ def _against_reference(lab: Run, requests: Sequence[Request]) -> dict[str, Any]:
                 alternatives[words] = histogram([layer + shift for layer in trained])
             except BadInput:
                 continue  # there is no such layer
-    return {
-        "ok": tuple(counts) == expected,
-        "sentence": offline_decoder.diagnose(counts, expected, alternatives),
-        "server": counts,
-        "reference": list(expected),
-        "alternatives": {words: list(found) for words, found in alternatives.items()},
-    }
+    return Wiring(
+        ok=tuple(counts) == expected,
+        sentence=offline_decoder.diagnose(counts, expected, alternatives),
+        server=counts,
+        reference=list(expected),
+        alternatives={words: list(found) for words, found in alternatives.items()},
+    )

@@ -1,3 +1,3 @@
-"""What runs inside SGLang's processes: the patch, agreement, attestation, counting and the CPU
+"""What runs inside SGLang's processes: the patch, agreement, rank reports, counting and the CPU
 engine's kernels.
 """

@@ -18,7 +18,7 @@ _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInter
 
 
 class Control:
-    """What this rank knows of the arm in force. active: one entry a rank, taken from the worker
+    """What this rank knows of the active arm. active: one entry a rank, taken from the worker
     itself at start and after every switch.
     """
 
@@ -29,7 +29,7 @@ class Control:
         self.refusal = ""  # why the last switch asked for was refused
 
     def gather(self, scheduler) -> None:
-        """Collective: what is in force on each rank."""
+        """Collective: what is active on each rank."""
         self.active[:] = placement.target_group().all_gather_object(_active(scheduler.draft_worker))
 
     def read(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def keep_allocator(original, scheduler, empty_cache: bool = True) -> bool:
 
 
 def _active(worker) -> dict[str, Any]:
-    """The arm in force on this rank, read from what runs, not from what was asked for."""
+    """The active arm of this rank, read from what runs, not from what was asked for."""
     if worker is None:
         return {"arm": "none"}
     draft, placed = worker._draft_worker, placement.active()

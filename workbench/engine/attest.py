@@ -1,4 +1,4 @@
-"""Attestation: what is in force on each rank, gathered once after everything is built, and reported
+"""Rank reports: what is active on each rank, gathered once after everything is built, and reported
 by /server_info.
 """
 
@@ -27,7 +27,7 @@ _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInter
 
 
 def hooks(orders: Orders, counters: Counters, control: Control, installed: list[str]) -> list[Hook]:
-    """Attest at the end of a scheduler's construction; add it, the arm in force and the counts to
+    """Report at the end of a scheduler's construction; add it, the active arm and the counts to
     every /server_info.
     """
     gathered: list[dict] = []
@@ -120,7 +120,7 @@ def _communication(group, cpu: bool) -> dict:
         # counts.
         "mscclpp": group.pymscclpp_comm is not None,
         "torch_symm_mem": usable(group.torch_symm_mem_comm),
-        "shared_memory": cpu and shared.of(group) is not None,
+        "shared_memory": cpu and shared.ranks_of(group) is not None,
     }
 
 

@@ -72,7 +72,7 @@ class Clock:
     def __init__(self, sizes: Sizes, cuda: bool):
         self.sizes, self.cuda = sizes, cuda
 
-    def of(self, call: Callable[[], object], calls: int | None = None) -> float:
+    def seconds(self, call: Callable[[], object], calls: int | None = None) -> float:
         """calls: how many calls in a row (default: the plan's); the first ones are a warm-up that
         no reading has.
         """

@@ -184,11 +184,11 @@ def _latency(
         return backend != "custom" or group.ca_comm.should_custom_ar(x)
 
     if not graph:
-        return clock.of(call) if taken() else None
+        return clock.seconds(call) if taken() else None
     with (
         group.graph_capture() as context
     ):  # switches pynccl on, as in SGLang's own graphs (parallel_state.py:660 maybe_pynccl_context)
         call()
         torch.cuda.synchronize()
         captured, took = capture(call, clock.sizes.calls, context.stream, taken)
-    return clock.of(captured.replay, 3) / clock.sizes.calls if took else None
+    return clock.seconds(captured.replay, 3) / clock.sizes.calls if took else None

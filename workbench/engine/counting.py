@@ -218,7 +218,7 @@ class Counters:
             self.timed[stage] += 1
 
     def verify(self, original, worker, batch, *args, **kwargs):
-        """One verify round, by what it was given to verify: that is how deep the arm in force
+        """One verify round, by what it was given to verify: that is how deep the active arm
         really drafts.
         """
         self.verified[str(batch.spec_info.draft_token_num)] += 1

@@ -1,4 +1,4 @@
-"""Hooks that are in force or stop the server: SGLang only logs a hook that it cannot apply
+"""Hooks that are active or stop the server: SGLang only logs a hook that it cannot apply
 (plugins/hook_registry.py:166 logger.exception).
 """
 

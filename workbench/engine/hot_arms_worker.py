@@ -1,4 +1,4 @@
-"""Hot arms: one EAGLE worker that holds the drafts of several arms and runs the one in force.
+"""Hot arms: one EAGLE worker that holds the drafts of several arms and runs the active one.
 Imported by SGLang's scheduler processes only.
 """
 
@@ -150,7 +150,7 @@ class HotArmsWorker(eagle.EAGLEWorkerV2):
     # ------------------------------------------------------------------ the switch
 
     def activate(self, arm: str) -> None:
-        """Put an arm in force for the next batch; the server must be idle."""
+        """Make an arm active for the next batch; the server must be idle."""
         placed = self.arms[arm]
         self._draft_worker = self.drafts[placed.draft]
         if "forced_state" not in placement.orders().omit:

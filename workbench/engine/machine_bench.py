@@ -41,28 +41,28 @@ def rates(clock: Clock, device: torch.device) -> Iterator[Input]:
         source, target = (
             torch.zeros(sizes.copy, dtype=torch.uint8, device=device) for _ in range(2)
         )
-        return [clock.of(lambda: target.copy_(source), 3)]
+        return [clock.seconds(lambda: target.copy_(source), 3)]
 
     def thin() -> list[float]:
         # Two weights in turn, each larger than the caches: in a cycle other layers' weights come in
         # between.
         x, weights = matrix(rows, wide), [matrix(wide, wide) for _ in range(2)]
-        return [clock.of(lambda: [x @ w for w in weights], 5) / 2]
+        return [clock.seconds(lambda: [x @ w for w in weights], 5) / 2]
 
     def dense() -> list[float]:
         a, b = matrix(square, square), matrix(square, square)
-        return [clock.of(lambda: a @ b, 3)]
+        return [clock.seconds(lambda: a @ b, 3)]
 
     small = functools.cache(lambda: torch.zeros(1, device=device))
 
     def launch() -> list[float]:
         small()  # on its own first
-        return [clock.of(lambda: small().add_(1), many)]
+        return [clock.seconds(lambda: small().add_(1), many)]
 
     def graphs() -> list[float]:
         one, all_ = (capture(lambda: small().add_(1), calls)[0] for calls in (1, many))
-        replay = clock.of(one.replay)
-        return [max(0.0, clock.of(all_.replay) - replay) / (many - 1), replay]
+        replay = clock.seconds(one.replay)
+        return [max(0.0, clock.seconds(all_.replay) - replay) / (many - 1), replay]
 
     item = torch.tensor([], dtype=sizes.dtype).element_size()
     yield _rates(copy, copy_bytes_per_s=lambda s: 2 * sizes.copy / s)  # a copy reads and writes

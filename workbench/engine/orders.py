@@ -36,7 +36,7 @@ class Placement:
     steps, draft_tokens: of the chain or tree; None where the server's own flags say it.
     agreement: ``broadcast`` (rank 0's tree is verified everywhere), ``check`` (compare, stop on a
         difference) or ``off``; only a draft on groups of its own needs any.
-    timing: ``on`` or ``off``: whether each stage is timed while this arm is in force.
+    timing: ``on`` or ``off``: whether each stage is timed while this arm is active.
     """
 
     arm: str
@@ -57,7 +57,7 @@ class Orders:
     """Orders for every process of one server.
 
     server: the identity it reports, so that a client knows whose answer it reads.
-    arms: the placements this server holds, the first in force at start; empty for a server without
+    arms: the placements this server holds, the first active at start; empty for a server without
         a draft.
     cpu: serve on the CPU engine.
     overlap: with the overlapping scheduler loop there, which SGLang turns off on a CPU; for tests
@@ -65,7 +65,7 @@ class Orders:
     omit, corrupt_rank, refusing_rank: faults for negative controls only: a place of the patch left
     out ("kv_pool", "embedding", "kv_budget"; of a server of several arms "forced_state",
     "target_scope"), a rank whose draft tokens are shifted, a rank that refuses the last arm. A
-    server with a fault attests it, and the workbench takes no result from it.
+    server with a fault reports it, and the workbench takes no result from it.
     """
 
     server: str = ""

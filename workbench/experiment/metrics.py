@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from workbench.experiment import findings
 from workbench.experiment.arms import Arm
+from workbench.experiment.findings import T
 from workbench.experiment.profile import SIMULATED_ACCEPTANCE, Profile
 from workbench.experiment.runlog import Block, Failure, Finding, Line, Start
 
@@ -60,16 +62,20 @@ class RunView:
         )
         return tuple(sorted(seen, key=_rank))
 
-    def finding(self, experiment: str, name: str) -> Finding | None:
+    def finding(self, experiment: str, name: str, kind: type[T]) -> T | None:
         """The latest finding of that name."""
         return next(
             (
-                r
+                findings.read(r, kind)
                 for r in reversed(self.records)
                 if isinstance(r, Finding) and (r.experiment, r.name) == (experiment, name)
             ),
             None,
         )
+
+    def load(self, experiment: str) -> int | None:
+        """The requests at once at which 05_steps compares in this experiment; None for others."""
+        return next((b.load for b in self.blocks(experiment)), None)
 
     def acceptance_simulated(self, experiment: str) -> bool:
         """Whether SGLang simulated the accept length: then it says nothing about the pair."""

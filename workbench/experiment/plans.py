@@ -30,6 +30,7 @@ class Task:
     family: experiments of one family share the servers of equal start groups (its own experiment
         where empty).
     optional: where the server of its arm does not start, the plan goes on without that arm.
+    load: the requests at once at which 05_steps compares; None for what it does not compare so.
     """
 
     planned: Planned
@@ -37,6 +38,7 @@ class Task:
     max_new_tokens: int
     family: str = ""
     optional: bool = False
+    load: int | None = None
 
     @property
     def group(self) -> tuple[str, int]:

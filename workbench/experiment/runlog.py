@@ -7,15 +7,15 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from workbench.experiment.errors import WorkbenchError
+from workbench.experiment.names import load_of
 
 SCHEMA = 1
 FREE_WITHIN_S = 5  # a process that was ended a moment ago may still hold the log
@@ -59,7 +59,7 @@ class NodeStart(Record):
 
 
 class Start(Record):
-    """A server came up. attestation: one entry a rank, what is in force there
+    """A server came up. attestation: the rank reports, what is active there
     (workbench/engine/attest.py).
 
     arms: every arm this server can serve (one, unless it holds several).
@@ -91,13 +91,15 @@ class Block(Record):
     position: place in the pair, from 0.
     server: identity the server itself reported after the block.
     arm_in_force: the arm it said it ran.
-    attested: every rank said the arm's placement is in force.
+    attested: every rank said the arm's placement is active.
     seconds: first request sent to last one ended.
     rounds: cycles by stage.
     collectives: {stage: {kind: count}} of rank 0 during this block.
     stage_seconds: {stage: seconds spent} during this block in the rounds that were timed.
     stage_timed: how many these were (one of a few: engine/counting.py), every round of the stage
         where it is not said.
+    load: the requests at once at which 05_steps compares; a log that lacks it says it by the name
+        of the experiment.
     """
 
     kind: Literal["block"] = "block"
@@ -121,6 +123,14 @@ class Block(Record):
     collectives: dict[str, dict[str, int]] = {}
     stage_seconds: dict[str, float] = {}
     stage_timed: dict[str, int] = {}
+    load: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_load(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "load" not in data and "experiment" in data:
+            return data | {"load": load_of(data["experiment"])}
+        return data
 
 
 class Failure(Record):
@@ -144,7 +154,7 @@ NEGATIVE = "negative control"  # the experiment of its findings
 
 class Finding(Record):
     """A named, computed answer of a notebook (e.g. the probe's), kept so that a report needs no
-    notebook output.
+    notebook output. value: of plain types; workbench/experiment/findings.py makes and reads it.
     """
 
     kind: Literal["finding"] = "finding"
@@ -161,13 +171,6 @@ _LINE: TypeAdapter[Line] = TypeAdapter(Line)
 def parse(data: Any) -> Line:
     """A record from its plain data."""
     return _LINE.validate_python(data)
-
-
-def negative_controls(records: Iterable[Line]) -> list[Finding]:
-    """What servers with a corrupted rank did (workbench/answers/negative_control.py), in the log's
-    order.
-    """
-    return [r for r in records if isinstance(r, Finding) and r.experiment == NEGATIVE]
 
 
 def now() -> str:

@@ -11,10 +11,11 @@ from workbench.experiment import halving, schedule
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.metrics import tokens_per_s
+from workbench.experiment.names import COLLECTIVES
 from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Failure, Line
-from workbench.experiment.sweeps import COLLECTIVES, Plan, task, warmups
+from workbench.experiment.sweeps import Plan, task, warmups
 
 
 def settings_arms(profile: Profile) -> tuple[str, ...]:

@@ -14,34 +14,22 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.halving import Logs
 from workbench.experiment.metrics import tokens_per_s
+from workbench.experiment.names import STEPS, at_load
 from workbench.experiment.plans import WARMUP_REQUESTS, Task, together, torn
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
 from workbench.experiment.schedule import Planned
 
-STEPS, COLLECTIVES = "steps", "collectives"
 Plan = Callable[
     [Sequence[Line]], list[Task]
 ]  # all tasks that the log has decided on so far, those that it holds included
-
-
-def crossing(load: int | str) -> str:
-    """The experiment in which 05_steps compares the best settings at so many requests at once."""
-    return f"{STEPS}_at_{load}"
-
-
-def is_sweep(experiment: str) -> bool:
-    """Whether an experiment is one of 05's or 06's, which compare settings where the others compare
-    placements.
-    """
-    return experiment in (STEPS, COLLECTIVES) or experiment.startswith(crossing(""))
 
 
 # ------------------------------------------------------------------ 05_steps
 
 
 @dataclass(frozen=True)
-class Field:
+class Candidates:
     """The candidates of one server, which shares topk: {placement: arms of every step count and
     tree that it can draft}.
     """
@@ -54,7 +42,7 @@ class Field:
         return tuple(name for names in self.arms.values() for name in names)
 
 
-def fields(profile: Profile) -> tuple[Field, ...]:
+def candidates(profile: Profile) -> tuple[Candidates, ...]:
     """The candidates of 05_steps, chains last. A tree that its steps cannot fill is none; the
     profile's own setting goes by its bare name.
     """
@@ -80,7 +68,7 @@ def fields(profile: Profile) -> tuple[Field, ...]:
         }
         if any(arms.values()):
             found.append(
-                Field(topk, {placement: names for placement, names in arms.items() if names})
+                Candidates(topk, {placement: names for placement, names in arms.items() if names})
             )
     if not found:
         raise BadInput(
@@ -143,16 +131,16 @@ def _steps(profile: Profile, prompts: int, longest: int, records: Sequence[Line]
     tasks: list[Task] = []
     winners: list[str] = []
     searched = 0
-    for group, field in enumerate(fields(profile)):
-        raced, best, used = _race(
+    for group, served in enumerate(candidates(profile)):
+        searches, best, used = _search(
             profile,
             prompts,
             records,
-            field,
+            served,
             group,
-            _references(profile) if field.topk == profile.speculation.topk else (),
+            _references(profile) if served.topk == profile.speculation.topk else (),
         )
-        tasks, searched = tasks + raced, max(searched, used)
+        tasks, searched = tasks + searches, max(searched, used)
         if best is None:
             return tasks
         winners += best
@@ -167,11 +155,11 @@ def _references(profile: Profile) -> tuple[str, str]:
     return first.name, replace(first, replica=2).name
 
 
-def _race(
+def _search(
     profile: Profile,
     prompts: int,
     records: Sequence[Line],
-    field: Field,
+    served: Candidates,
     group: int,
     held: Sequence[str],
 ) -> tuple[list[Task], list[str] | None, int]:
@@ -181,11 +169,11 @@ def _race(
     held: arms that the server is to hold beside the candidates, for the comparison that it goes on
         with.
     """
-    left, tasks, pair, pairs = dict(field.arms), [], 0, profile.sweep.search_pairs
+    left, tasks, pair, pairs = dict(served.arms), [], 0, profile.sweep.search_pairs
     size = profile.workload.requests_per_block
     warmed = schedule.paired(
         STEPS,
-        tuple(dict.fromkeys([*field.names, *held])),
+        tuple(dict.fromkeys([*served.names, *held])),
         1,
         prompts,
         size,
@@ -196,10 +184,10 @@ def _race(
         task(profile, replace(p, start_group=group), STEPS) for p in warmed if p.role == "warmup"
     ]
     while any(len(names) > 1 for names in left.values()):
-        racing = [name for names in left.values() if len(names) > 1 for name in names]
+        still_in = [name for names in left.values() if len(names) > 1 for name in names]
         plan = schedule.paired(
             STEPS,
-            racing,
+            still_in,
             pairs,
             prompts,
             size,
@@ -214,7 +202,7 @@ def _race(
             if p.role == "measure"
         ]
         pair, pairs = pair + pairs, 2 * pairs
-        logs = speeds(records, STEPS, racing, pair)
+        logs = speeds(records, STEPS, still_in, pair)
         if logs is None:
             return tasks, None, pair * size
         left = {place: _half(names, logs) for place, names in left.items()}
@@ -267,7 +255,7 @@ def _compared(
     at: Sequence[int],
 ) -> list[Task]:
     """The best settings against the profile's own and against none, at every load: one server of
-    the last race goes on as the first.
+    the last search goes on as the first.
 
     Where one start holds all that is compared, pairs that an interruption tore apart are made up
     for at the end.
@@ -283,10 +271,10 @@ def _compared(
     for load in at:
         size, more = (
             max(profile.workload.requests_per_block, load),
-            (torn(records, crossing(load)) if starts == 1 else 0),
+            (torn(records, at_load(load)) if starts == 1 else 0),
         )
         plan = schedule.by_starts(
-            crossing(load),
+            at_load(load),
             sides,
             starts,
             each + more,
@@ -320,4 +308,5 @@ def task(profile: Profile, planned: Planned, family: str, load: int | None = Non
         profile.workload.max_new_tokens,
         family,
         bool(Arm.parse(planned.arm).comm),
+        load,
     )

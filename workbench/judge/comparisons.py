@@ -15,6 +15,7 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.metrics import METRICS, RunView
 from workbench.experiment.runlog import Block
 from workbench.judge import stats
+from workbench.judge.findings import PlannedLooks
 from workbench.judge.refusal import Refusal
 from workbench.judge.stats import Interval
 
@@ -34,6 +35,7 @@ class Comparison:
     wanted: units in all (a side) that the wished-for resolution needs.
     wanted_seconds: what the further ones cost, at the pace of this run. Where there are reasons
         there is no interval.
+    load: the requests at once at which 05_steps compares; None for other comparisons.
     """
 
     experiment: str
@@ -50,6 +52,7 @@ class Comparison:
     wanted: int | None = None
     wanted_seconds: float | None = None
     reasons: tuple[Refusal, ...] = ()
+    load: int | None = None
 
     @property
     def valid(self) -> bool:
@@ -67,6 +70,7 @@ class Comparison:
                 self.level,
                 self.units,
                 reasons=self.reasons + tuple(reasons),
+                load=self.load,
             )
             if reasons
             else self
@@ -123,10 +127,10 @@ def level_of(run: RunView, experiment: str, comparisons: int) -> Callable[[str, 
     reference (Bonferroni), and less what earlier looks of a live run have spent.
 
     A live run puts its checkpoints into the log before its first block, as the finding
-    "checkpoints": {"looks": [...]}.
+    "checkpoints" (``findings.PlannedLooks``).
     """
-    planned = run.finding(experiment, "checkpoints")
-    checkpoints = stats.Checkpoints(tuple(planned.value["looks"])) if planned else None
+    planned = run.finding(experiment, "checkpoints", PlannedLooks)
+    checkpoints = stats.Checkpoints(tuple(planned.looks)) if planned else None
     return lambda method, n: (
         checkpoints.level(n, comparisons)
         if checkpoints and method == "paired"
@@ -166,7 +170,14 @@ def compare(
     sample = _pairs(blocks_a, blocks_b) if paired else _starts(run, blocks_a, blocks_b)
     method = "paired" if paired else "starts"
     found = Comparison(
-        experiment, a, b, metric, method, level(method, min(sample.units)), sample.units
+        experiment,
+        a,
+        b,
+        metric,
+        method,
+        level(method, min(sample.units)),
+        sample.units,
+        load=run.load(experiment),
     )
     if sample.fault:
         key, why = sample.fault

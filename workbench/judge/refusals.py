@@ -9,8 +9,9 @@ from collections.abc import Callable
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.metrics import RunView
-from workbench.experiment.runlog import Block, negative_controls
+from workbench.experiment.runlog import Block
 from workbench.judge.accept_checks import accept_moved, pair_broken, random_prompts, requests_of
+from workbench.judge.findings import Wiring, corrupted_ranks
 from workbench.judge.refusal import Refusal
 
 
@@ -33,10 +34,10 @@ def _uncaught(run: RunView) -> list[Refusal]:
     """A corrupted rank that nobody noticed: then nothing says that the other servers' ranks drafted
     alike.
     """
-    missed = [r for r in negative_controls(run.records) if not r.value["detected"]]
+    missed = [c for c in corrupted_ranks(run.records).values() if not c.detected]
     return [
-        Refusal("negative_control", r.value["sentence"], experiment)
-        for r in missed
+        Refusal("negative_control", c.sentence, experiment)
+        for c in missed
         for experiment in run.experiments
     ]
 
@@ -190,11 +191,11 @@ def _wiring(run: RunView, experiment: str) -> list[Refusal]:
     """The offline reference found that the pair is not served as it was trained
     (workbench.answers.wiring): a fast wrong draft is no result.
     """
-    found = run.finding(experiment, "wiring")
-    if found is None or found.value.get("ok") is not False:
+    found = run.finding(experiment, "wiring", Wiring)
+    if found is None or found.ok is not False:
         return []
     drafting = tuple(arm for arm in run.arms(experiment) if Arm.parse(arm).speculates)
-    return [Refusal("wiring", found.value["sentence"], experiment, drafting)]
+    return [Refusal("wiring", found.sentence, experiment, drafting)]
 
 
 # In the order in which they are told. Each gives its reason, without the arm's name and the full

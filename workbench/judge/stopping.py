@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from workbench.experiment import findings
 from workbench.experiment.arms import Arm
 from workbench.experiment.metrics import RunView
 from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Finding, Line, Start
 from workbench.judge import comparisons, stats
+from workbench.judge.findings import Stopped
 
 CHECKPOINTS, STOPPED = "checkpoints", "stopped"
 
@@ -54,12 +56,12 @@ class Rule:
         if task.planned.role == "parity":  # answers are compared whatever the speed
             return None
         stopped = [
-            r.value
+            findings.read(r, Stopped)
             for r in records
             if isinstance(r, Finding) and (r.experiment, r.name) == (self.experiment, STOPPED)
         ]
         if stopped:
-            return stopped[0]["why"]
+            return stopped[0].why
         number = next(
             place for place, groups in enumerate(self.rounds) if task.planned.start_group in groups
         )

@@ -5,21 +5,21 @@ there is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from workbench.experiment import metrics
 from workbench.experiment.arms import Arm
 from workbench.experiment.metrics import METRICS, RunView
+from workbench.experiment.names import is_sweep
 from workbench.experiment.profile import Profile
-from workbench.experiment.runlog import Block, Line, negative_controls
-from workbench.experiment.sweeps import is_sweep
+from workbench.experiment.runlog import Block, Line
 from workbench.judge import accept, after_switch, comparisons, refusals, token_parity
 from workbench.judge.comparisons import Comparison
+from workbench.judge.findings import corrupted_ranks
 from workbench.judge.refusal import KINDS, Refusal
 from workbench.judge.stats import LEVEL
 from workbench.judge.token_parity import Parity
 from workbench.judge.told import Verdict
-from workbench.judge.verdict_file import ArmEntry
+from workbench.judge.verdict_file import AcceptEntry, ArmEntry
 
 
 def judge(
@@ -142,7 +142,7 @@ def _facts(run: RunView, reasons: Sequence[Refusal], experiment: str, arm: str) 
         cycle_ms=metrics.cycle_ms(blocks),
         accept_length=told.length.value if told else None,
         accept_rate=told.rate.value if told and told.rate else None,
-        accept=_accept(told) if told else None,
+        accept=AcceptEntry.of(told) if told else None,
         accept_simulated=run.acceptance_simulated(experiment),
         collectives_per_round={stage: sum(found.values()) for stage, found in kinds.items()},
         collectives_by_kind=kinds,
@@ -210,18 +210,9 @@ def _notes(
         if p.result == "differs" and not p.violations
     ]
     notes += [
-        f"Negative control: {f.name} with the draft of rank {f.value['rank']} corrupted on purpose"
-        f" was caught {f.value['within_s']:.0f} s after its start began."
-        for f in negative_controls(run.records)
-        if f.value["detected"]
+        f"Negative control: {arm} with the draft of rank {c.rank} corrupted on purpose"
+        f" was caught {c.within_s:.0f} s after its start began."
+        for arm, c in corrupted_ranks(run.records).items()
+        if c.detected
     ]
     return tuple(notes)
-
-
-def _accept(taken: accept.Accept) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, accept.Estimate):
-            return vars(value)
-        return [vars(v) for v in value] if isinstance(value, tuple) else value
-
-    return {name: plain(value) for name, value in vars(taken).items()}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from workbench.experiment.names import load_of
+from workbench.judge.accept import Accept
 from workbench.judge.comparisons import Comparison
 from workbench.judge.refusal import Refusal
 
@@ -87,6 +92,11 @@ class ComparedEntry(Entry):
     valid: bool = False
     reasons: tuple[ReasonEntry, ...] = ()
 
+    @property
+    def load(self) -> int | None:
+        """The requests at once at which 05_steps compares; None for other comparisons."""
+        return load_of(self.experiment)
+
 
 class ComparisonEntry(ComparedEntry):
     """A comparison with its yardstick; None where no control fits."""
@@ -108,10 +118,36 @@ class ControlEntry(ComparedEntry):
         return cls(**_compared(c), arm=c.b)
 
 
+class EstimateEntry(Entry):
+    """A value with its interval (``accept.Estimate``)."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class AcceptEntry(Entry):
+    """How many drafts an arm's target took (``accept.Accept``)."""
+
+    requests: int | None = None
+    unknown: int | None = None
+    units: int | None = None
+    rounds: int | None = None
+    length: EstimateEntry | None = None
+    drafts: EstimateEntry | None = None
+    length_by_request: EstimateEntry | None = None
+    reported_length: EstimateEntry | None = None
+    rate: EstimateEntry | None = None
+    positions: tuple[EstimateEntry, ...] | None = None
+
+    @classmethod
+    def of(cls, taken: Accept) -> AcceptEntry:
+        return cls.model_validate(asdict(taken))
+
+
 class ArmEntry(Entry):
     """One arm in one experiment. What is not known to be the arm's has no numbers.
 
-    accept: as ``accept.Accept`` has it.
     collectives_per_round: {stage: number}; collectives_by_kind: {stage: {kind: number}}.
     stage_ms: {stage: milliseconds a round}.
     attested: every rank reported this placement in every block.
@@ -121,15 +157,25 @@ class ArmEntry(Entry):
     cycle_ms: float | None = None
     accept_length: float | None = None
     accept_rate: float | None = None
-    accept: dict[str, Any] | None = None
+    accept: AcceptEntry | None = None
     accept_simulated: bool = False
     collectives_per_round: dict[str, float] = Field(default_factory=dict)
     collectives_by_kind: dict[str, dict[str, float]] = Field(default_factory=dict)
     stage_ms: dict[str, float] = Field(default_factory=dict)
-    attested: bool = False
+    attested: bool | None = None
     experiment: str = ""
     blocks: int = 0
     starts: int = 0
+
+    @property
+    def load(self) -> int | None:
+        """The requests at once at which 05_steps compared it; None for other experiments."""
+        return load_of(self.experiment)
+
+    @property
+    def accepted_at(self) -> tuple[EstimateEntry, ...]:
+        """How often the draft at each position was accepted; empty where that is not known."""
+        return (self.accept.positions if self.accept else None) or ()
 
 
 class ParityEntry(Entry):
@@ -139,11 +185,11 @@ class ParityEntry(Entry):
     sentence: str = ""
     arm: str = ""
     result: str = ""
-    mismatched: int = 0
-    compared: int = 0
-    own_mismatched: int = 0
-    own_compared: int = 0
-    violations: int = Field(0, alias="owed")
+    mismatched: int | None = None
+    compared: int | None = None
+    own_mismatched: int | None = None
+    own_compared: int | None = None
+    violations: int | None = Field(None, alias="owed")
 
 
 class VerdictFile(Entry):
@@ -180,9 +226,17 @@ class VerdictFile(Entry):
         """
         return cls.model_validate(dict(data) | {"control": data.get("control") or None})
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain types, under the schema's names; a run without a control holds {} there."""
-        content = self.model_dump(mode="json", by_alias=True)
+    @classmethod
+    def load(cls, path: Path) -> VerdictFile:
+        """The model of a file (``read``)."""
+        return cls.read(json.loads(path.read_text()))
+
+    def to_json(self, exclude_unset: bool = False) -> dict[str, Any]:
+        """Plain types, under the schema's names; a run without a control holds {} there.
+
+        exclude_unset: without what the file that this was read from lacks.
+        """
+        content = self.model_dump(mode="json", by_alias=True, exclude_unset=exclude_unset)
         return content | {"control": content["control"] or {}}
 
 

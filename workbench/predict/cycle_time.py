@@ -55,13 +55,11 @@ class Cost:
 @dataclass(frozen=True)
 class Prediction:
     """The predicted cycle of an arm (without speculation: its step), by stage. host_s: what the
-    host needs for a cycle beside the device's work; remainder_s: what is added to both. Either
-    as measured elsewhere; 0 where nothing was measured.
+    host needs for a cycle beside the device's work, as measured elsewhere; 0 where it was not.
     """
 
     arm: str
     stages: dict[str, Cost]
-    remainder_s: float = 0.0
     host_s: float = 0.0
 
     @property
@@ -83,12 +81,7 @@ class Prediction:
         """SGLang prepares the next cycle on the host while the device is at work on this one (its
         overlap scheduler,
         managers/scheduler.py:event_loop_overlap), so the slower of the two sets the pace."""
-        return max(self.device_s, self.host_s) + self.remainder_s
-
-
-def overlaps(profile: Profile) -> bool:
-    """Whether the host prepares a cycle while the device works on the one before."""
-    return profile.engine == "cuda" and not profile.flag("disable-overlap-schedule", False)
+        return max(self.device_s, self.host_s)
 
 
 def cost(profile: Profile, work: Work, machine: Machine, kernels: float | None = None) -> Cost:
@@ -135,7 +128,6 @@ def predict(
     context: float = 0.0,
     concurrency: int | None = None,
     kernels: Mapping[str, float] | None = None,
-    remainder_s: float = 0.0,
     host_s: float = 0.0,
 ) -> Prediction:
     """The cycle of an arm. Arguments as for ``stages``, ``cost`` and ``Prediction``; kernels:
@@ -148,7 +140,7 @@ def predict(
         name: cost(profile, work, machine, (kernels or {}).get(name))
         for name, work in works.items()
     }
-    return Prediction(arm.name, costs, remainder_s, host_s)
+    return Prediction(arm.name, costs, host_s)
 
 
 def placements(profile: Profile, draft: ModelShape) -> tuple[Arm, ...]:

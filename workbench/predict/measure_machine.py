@@ -31,7 +31,7 @@ from workbench.predict.machine import (
     save,
     unmeasured,
 )
-from workbench.serving import server_log
+from workbench.serving import faults, server_log
 
 PROGRAM = (sys.executable, "-m", "workbench.engine.machine_bench")
 
@@ -125,8 +125,9 @@ def _with_reasons(found: dict[str, Any], failure: str) -> dict[str, Any]:
 
 
 def _last(output: Path) -> str:
-    said = server_log.first_failure(output) or "\n".join(server_log.tail(output, 5))
-    return said.splitlines()[-1] if said else "it said nothing"
+    if fault := faults.first(output):
+        return fault.sentence
+    return next(iter(server_log.tail(output, 1)), "it said nothing")
 
 
 def main(profile: Profile, folder: Path = FOLDER) -> Machine:
@@ -156,7 +157,7 @@ def main(profile: Profile, folder: Path = FOLDER) -> Machine:
     return machine
 
 
-def of(profile: Profile, folder: Path = FOLDER) -> Machine:
+def saved_or_measured(profile: Profile, folder: Path = FOLDER) -> Machine:
     """The machine of a profile: as saved, else measured now.
 
     Raises: as ``main``.

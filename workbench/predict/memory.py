@@ -11,7 +11,8 @@ from functools import lru_cache
 from workbench.experiment.arms import Arm
 from workbench.experiment.profile import Profile
 from workbench.predict import quantized, static_fraction
-from workbench.predict.model_shape import ITEM_BYTES, ModelShape
+from workbench.predict.model_files import ITEM_BYTES
+from workbench.predict.model_shape import ModelShape
 from workbench.predict.sharding import (
     KNOWN,
     is_served,

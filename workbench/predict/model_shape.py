@@ -4,34 +4,17 @@ loading weights or torch.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from workbench.experiment.errors import BadInput
+from workbench.predict.model_files import Tensor, header, read_json, weight_files
 
-ITEM_BYTES = {
-    "F64": 8,
-    "I64": 8,
-    "F32": 4,
-    "I32": 4,
-    "BF16": 2,
-    "F16": 2,
-    "I16": 2,
-    "U16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F8_E8M0": 1,
-}
 # Where SGLang looks for the language model of a wrapped configuration
 # (utils/hf_transformers/common.py:566 llm_config).
 _TEXT_CONFIGS = ("thinker_config", "llm_config", "language_config", "text_config")
@@ -44,19 +27,6 @@ _CONTEXT_KEYS = (
     "model_max_length",
     "max_position_embeddings",
 )
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One weight as stored: its name, shape and safetensors dtype (``F32``, ``BF16``, ...)."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -103,7 +73,7 @@ class Eagle:
     use_aux_hidden_state: bool
 
 
-@dataclass(frozen=True, eq=False)  # one folder read once is one key of what is worked out of it
+@dataclass(frozen=True)
 class ModelShape:
     """The facts of one model that decide whether it can be served, and beside what.
 
@@ -139,8 +109,8 @@ class ModelShape:
     vision: dict[str, Any] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        """By its weights and sizes; equal ones are told by all of it, their config included."""
-        return hash((self.folder, self.architecture, self.hidden_size, self.layers, self.tensors))
+        """By little, since a model may have 200,000 tensors; equal ones are told by all of it."""
+        return hash((self.folder, self.architecture, self.layers, len(self.tensors)))
 
     @cached_property
     def stored(self) -> dict[str, Tensor]:
@@ -185,7 +155,7 @@ def read(folder: Path, field: str) -> ModelShape:
             f"{folder} is no folder",
             "give the folder of a model, with config.json and *.safetensors",
         )
-    whole = _json(folder / "config.json", field)
+    whole = read_json(folder / "config.json", field)
     config = _language(whole)
     get = lambda key, default=None: config.get(key, whole.get(key, default))
     missing = [
@@ -207,7 +177,7 @@ def read(folder: Path, field: str) -> ModelShape:
             "give the folder of a transformer language model",
         )
     try:
-        tensors = tuple(t for path in weight_files(folder, field) for t in _header(path, field))
+        tensors = tuple(t for path in weight_files(folder, field) for t in header(path, field))
         return _shape(folder, field, str(architectures[0]), config, get, tensors)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise BadInput(
@@ -220,7 +190,7 @@ def vocabulary(folder: Path, field: str) -> int:
 
     Raises: BadInput where it does not say.
     """
-    whole = _json(Path(folder) / "config.json", field)
+    whole = read_json(Path(folder) / "config.json", field)
     if not (size := _language(whole).get("vocab_size", whole.get("vocab_size"))):
         raise BadInput(field, "config.json has no vocab_size", "give the folder of a model")
     return int(size)
@@ -315,55 +285,3 @@ def _eagle(get) -> Eagle:
         int(count) if count else None,
         bool(inner.get("use_aux_hidden_state", True)),
     )
-
-
-def weight_files(folder: Path, field: str) -> list[Path]:
-    """The safetensors files of a folder, by its index where it has one.
-
-    Raises: BadInput when the index names a file that is not there.
-    """
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return sorted(folder.glob("*.safetensors"))
-    files = [
-        folder / name for name in sorted(set(_json(index, field).get("weight_map", {}).values()))
-    ]
-    for path in files:
-        if not path.is_file():
-            raise BadInput(
-                field,
-                f"{path.name} is missing, which {index.name} names",
-                "download the folder again",
-            )
-    return files
-
-
-def _header(path: Path, field: str) -> list[Tensor]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            slices = ((name, file.get_slice(name)) for name in file.keys())
-            return [Tensor(name, tuple(s.get_shape()), s.get_dtype()) for name, s in slices]
-    except (SafetensorError, OSError) as error:
-        raise BadInput(
-            field,
-            f"{path.name} is damaged ({str(error).rstrip('.')})",
-            "download or build it again",
-        ) from None
-
-
-def _json(path: Path, field: str) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except OSError:
-        raise BadInput(
-            field,
-            f"{path.parent} has no readable {path.name}",
-            "give the folder of a model, with config.json and *.safetensors",
-        ) from None
-    except ValueError:
-        raise BadInput(
-            field, f"{path.name} is not valid JSON", "download or write it again"
-        ) from None
-    if not isinstance(data, dict):
-        raise BadInput(field, f"{path.name} holds no fields", "download or write it again")
-    return data

@@ -11,7 +11,8 @@ from typing import Any
 
 from workbench.experiment.checks import Check, passed, refused, warned
 from workbench.experiment.profile import Profile
-from workbench.predict.model_shape import ModelShape, Tensor, canonical
+from workbench.predict.model_files import Tensor
+from workbench.predict.model_shape import ModelShape, canonical
 from workbench.predict.sharding import implied
 
 FLOATS = ("F64", "F32", "BF16", "F16")

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workbench.predict.model_shape import ITEM_BYTES, ModelShape, Tensor, canonical
+from workbench.predict.model_files import ITEM_BYTES, Tensor
+from workbench.predict.model_shape import ModelShape, canonical
 
 LLAMA_DRAFT = "LlamaForCausalLMEagle3"  # models/llama_eagle3.py:272 LlamaForCausalLMEagle3
 # models/kimi_k25_eagle3.py:315 Eagle3DeepseekV2ForCausalLM

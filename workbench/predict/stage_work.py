@@ -10,7 +10,8 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile import Profile
 from workbench.predict import memory, quantized
-from workbench.predict.model_shape import ITEM_BYTES, ModelShape, canonical
+from workbench.predict.model_files import ITEM_BYTES
+from workbench.predict.model_shape import ModelShape, canonical
 from workbench.predict.sharding import (
     MLA_DRAFT,
     VISION,

@@ -48,7 +48,7 @@ def _drawn(spec: str) -> str:
     return vl_convert.vegalite_to_svg(json.loads(spec), allowed_base_urls=[])
 
 
-def inline(chart: alt.TopLevelMixin) -> SVG:
+def picture(chart: alt.TopLevelMixin) -> SVG:
     """The chart for a notebook's output: an image that stays in the file and needs neither network
     nor JavaScript.
     """

@@ -53,7 +53,7 @@ def stage_times(table: pd.DataFrame, width: int = WIDE) -> alt.Chart:
 def misses(table: pd.DataFrame, allowed: float, width: int = WIDE) -> alt.LayerChart:
     """How far predictions of the cycle are off, one line an arm; the band is what they may be.
 
-    table: ``predictions.misses``.
+    table: ``cycle_check.misses``.
     allowed: percent either way.
     """
     if table.empty:
@@ -82,19 +82,10 @@ def misses(table: pd.DataFrame, allowed: float, width: int = WIDE) -> alt.LayerC
         .mark_rule(color=MUTED, strokeDash=[3, 3])
         .encode(alt.X(field="off", **x))
     )
-    kinds = list(dict.fromkeys(table["prediction"]))
     points = (
         alt.Chart(table)
-        .mark_circle(size=90, opacity=1)
-        .encode(
-            alt.X(field="off (%)", **x),
-            y,
-            alt.Color(
-                "prediction:N",
-                title=None,
-                scale=alt.Scale(domain=kinds, range=ARM_COLOURS[: len(kinds)]),
-            ),
-        )
+        .mark_circle(size=90, opacity=1, color=ARM_COLOURS[0])
+        .encode(alt.X(field="off (%)", **x), y)
     )
     return finished(band + zero + points, width, 34 * max(1, len(labels)) + 20)
 

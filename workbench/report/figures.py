@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from workbench.experiment.names import is_sweep
 from workbench.experiment.runlog import Block, Line
-from workbench.experiment.sweeps import is_sweep
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report import (
     cells,
     charts,
@@ -31,7 +31,7 @@ def cycle_figures(bars: pd.DataFrame | None) -> Iterator[Figure]:
 
 
 def figures(
-    verdict: Mapping[str, Any], records: Sequence[Line], everyone: Sequence[str] = ()
+    verdict: VerdictFile, records: Sequence[Line], everyone: Sequence[str] = ()
 ) -> Iterator[Figure]:
     """Every chart that this run has numbers for, in the order of the argument: how much, how sure,
     and why.
@@ -40,7 +40,7 @@ def figures(
     """
     blocks = tables.with_result(log_tables.blocks(records), verdict)
     blocks = blocks.loc[[not is_sweep(experiment) for experiment in blocks["experiment"]]]
-    arms = list(everyone or dict.fromkeys([*(verdict.get("arms") or {}), *blocks["arm"]]))
+    arms = list(everyone or dict.fromkeys([*verdict.arms, *blocks["arm"]]))
     comparisons, controls = tables.comparisons(verdict), tables.controls(verdict)
     for (metric, method), rows in comparisons.groupby(["metric", "method"], sort=False):
         control = controls[(controls["metric"] == metric) & (controls["method"] == method)]

@@ -11,6 +11,7 @@ import pandas as pd
 
 from workbench.experiment.checks import Check
 from workbench.experiment.runlog import Block, Failure, Finding, Line, Start
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report.cells import flat
 
 MAX_ROWS = 5_000
@@ -75,18 +76,16 @@ def thinned(table: pd.DataFrame, limit: int = MAX_ROWS) -> pd.DataFrame:
     return _with_throughput(merged.reset_index().drop(columns="bin"))
 
 
-def output(verdict: Mapping[str, Any], arm: str) -> str:
+def output(verdict: VerdictFile, arm: str) -> str:
     """Whether an arm's answers are none's, and where some are not, how many: also where the verdict
     puts them down to chance.
     """
-    counts = [c for c in verdict.get("parity_counts") or [] if c.get("arm") == arm]
-    result, differ = (
-        (verdict.get("parity") or {}).get(arm) or "not checked",
-        sum(c["mismatched"] for c in counts),
-    )
+    counts = [c for c in verdict.parity_counts if c.arm == arm]
+    result = verdict.parity.get(arm, "not checked")
+    differ = sum(c.mismatched or 0 for c in counts)
     if not differ:
         return result
-    return f"{differ} of {sum(c['compared'] for c in counts)} differ" + (
+    return f"{differ} of {sum(c.compared or 0 for c in counts)} differ" + (
         ", as often as chance allows" if result == "identical" else ""
     )
 

@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from workbench.experiment.names import is_sweep
 from workbench.experiment.runlog import Line
-from workbench.experiment.sweeps import is_sweep
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report import (
     cells,
     chart_parts,
@@ -31,7 +32,7 @@ DATA_LIMIT = 20_000_000  # bytes of raw data inside the file; browsers and mail 
 
 
 def render(
-    verdict: Mapping[str, Any],
+    verdict: VerdictFile,
     records: Sequence[Line],
     provenance: Mapping[str, Any],
     profile: Mapping[str, Any],
@@ -40,7 +41,7 @@ def render(
 ) -> str:
     """The report of one run as HTML text.
 
-    verdict: the content of verdict.json; any number in it may be missing (shown as "unknown").
+    verdict: any number in it may be missing (shown as "unknown").
     records: of runs.jsonl.
     provenance: of provenance.json; "command" (text or a list) is the command that made the run,
         "recording" the name of a recorded one, both optional.
@@ -53,22 +54,22 @@ def render(
         _part(verdict, lambda experiment: not is_sweep(experiment)),
         _part(verdict, is_sweep),
     )
-    if not main["arms"]:
-        main, swept = verdict, {}  # a run of sweeps alone, or of nothing
+    if not main.arms:
+        main, swept = verdict, None  # a run of sweeps alone, or of nothing
     comparisons, controls = tables.comparisons(main), tables.controls(main)
-    everyone = list(verdict.get("arms") or {})  # an arm has one colour in the whole page
+    everyone = list(verdict.arms)  # an arm has one colour in the whole page
     files, left_out = downloads(verdict, records, provenance, profile)
     return html.render(
         "report.html.j2",
         question=QUESTION,
-        sentence=verdict.get("sentence") or "No verdict was stated.",
-        valid=bool(verdict.get("valid")),
-        name=verdict.get("profile") or cells.UNKNOWN,
+        sentence=verdict.sentence or "No verdict was stated.",
+        valid=verdict.valid,
+        name=verdict.profile or cells.UNKNOWN,
         labels=labels(verdict, provenance, profile),
         about=profile.get("about", ""),
         recorded=(
             f"{origin(provenance)} Nothing was measured for this page."
-            if verdict.get("source") == "recorded"
+            if verdict.source == "recorded"
             else ""
         ),
         arms=html.table(tables.arms(main, profile)),
@@ -77,7 +78,7 @@ def render(
         conditions=conditions(records, profile),
         costs=costs(comparisons, profile),
         comparisons=html.table(ratios(comparisons, controls)),
-        notes=verdict.get("notes") or [],
+        notes=verdict.notes,
         parity=html.table(tables.parity(verdict)),
         reasons=refusals["reason"].tolist(),
         refusals=html.table(refusals),
@@ -85,32 +86,30 @@ def render(
         failures=html.table(log_tables.failures(records)),
         findings=html.table(log_tables.findings(records)),
         provenance=html.table(log_tables.provenance(provenance)),
-        commands=commands(verdict, records, provenance),
+        commands=commands(records, provenance),
         files=files,
         left_out=left_out,
     )
 
 
 def labels(
-    verdict: Mapping[str, Any], provenance: Mapping[str, Any], profile: Mapping[str, Any]
+    verdict: VerdictFile, provenance: Mapping[str, Any], profile: Mapping[str, Any]
 ) -> list[str]:
     """What a reader must know before any number: which engine, live or recorded, and whether it
     stands for something else.
     """
-    name = str(verdict.get("profile") or profile.get("name") or cells.UNKNOWN)
+    name = str(verdict.profile or profile.get("name") or cells.UNKNOWN)
     found = {"cpu": ["CPU engine: proves function, never speed"], "cuda": ["GPU"]}.get(
-        verdict.get("engine"), ["engine unknown"]
+        verdict.engine, ["engine unknown"]
     )
     found += (
         ["accept length simulated"]
-        if any(f.get("accept_simulated") for f in (verdict.get("arms") or {}).values())
+        if any(facts.accept_simulated for facts in verdict.arms.values())
         else []
     )
     recording = f"recorded: {provenance.get('recording') or name.removeprefix('recorded:')}"
     found += [
-        {"live": "live run", "recorded": recording}.get(
-            verdict.get("source"), "live or recorded unknown"
-        )
+        {"live": "live run", "recorded": recording}.get(verdict.source, "live or recorded unknown")
     ]
     about = str(profile.get("about", "")).lower()
     return found + [
@@ -164,31 +163,23 @@ def costs(comparisons: pd.DataFrame, profile: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _part(verdict: Mapping[str, Any], wanted: Callable[[str], bool]) -> dict[str, Any]:
+def _part(verdict: VerdictFile, wanted: Callable[[str], bool]) -> VerdictFile:
     """The verdict's arms, comparisons and controls of some experiments; what names none counts as
     theirs that are no sweeps.
     """
 
-    def theirs(items: Any) -> list:
-        return [item for item in items or [] if wanted(item.get("experiment") or "")]
-
-    control = verdict.get("control") or {}
-    return {
-        **verdict,
-        "arms": {
-            name: facts
-            for name, facts in (verdict.get("arms") or {}).items()
-            if wanted(facts.get("experiment") or "")
-        },
-        "comparisons": theirs(verdict.get("comparisons")),
-        "control": control if wanted(control.get("experiment") or "") else {},
-        **({"controls": theirs(verdict["controls"])} if verdict.get("controls") else {}),
-    }
+    control = verdict.control
+    return verdict.model_copy(
+        update={
+            "arms": {name: f for name, f in verdict.arms.items() if wanted(f.experiment)},
+            "comparisons": tuple(c for c in verdict.comparisons if wanted(c.experiment)),
+            "control": control if control and wanted(control.experiment) else None,
+            "controls": tuple(c for c in verdict.controls if wanted(c.experiment)),
+        }
+    )
 
 
-def commands(
-    verdict: Mapping[str, Any], records: Sequence[Line], provenance: Mapping[str, Any]
-) -> list[tuple[str, str]]:
+def commands(records: Sequence[Line], provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What to type to repeat the run, and what each server was started with: (about, command)."""
     found = [
         (
@@ -225,7 +216,7 @@ def commands(
 
 
 def downloads(
-    verdict: Mapping[str, Any],
+    verdict: VerdictFile,
     records: Sequence[Line],
     provenance: Mapping[str, Any],
     profile: Mapping[str, Any],
@@ -240,7 +231,7 @@ def downloads(
         log = _jsonl([without_tokens(r) for r in records])
     files = [
         ("runs.jsonl", "every measured fact, one a line", log),
-        ("verdict.json", "the verdict as data", _json(verdict)),
+        ("verdict.json", "the verdict as data", _json(verdict.to_json())),
         ("provenance.json", "versions, machine, hashes", _json(provenance)),
         ("profile.yaml", "every setting", _profile_yaml(profile)),
     ]

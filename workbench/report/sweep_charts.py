@@ -150,34 +150,3 @@ def narrowing(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
         width,
         220,
     )
-
-
-def precision(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
-    """Standard error of a ratio against the time spent, on logarithmic axes: each way of measuring
-    falls by half a decade in a decade, and the lower line is the cheaper way.
-
-    table: ``bench.table``.
-    """
-    scale = dict(type="log", nice=False, padding=12)
-    base = alt.Chart(table[table["standard error (%)"] > 0]).encode(
-        alt.X(
-            "time (s):Q",
-            title="time spent, starting servers included (s)",
-            scale=alt.Scale(**scale),
-            axis=alt.Axis(grid=False, format="~s"),
-        ),
-        alt.Y(
-            "standard error (%):Q",
-            title="standard error of the ratio (%)",
-            scale=alt.Scale(**scale),
-            axis=alt.Axis(format="~g"),
-        ),
-        alt.Color(
-            "way:N",
-            title=None,
-            scale=alt.Scale(domain=list(dict.fromkeys(table["way"])), range=ARM_COLOURS[:2]),
-        ),
-    )
-    return finished(
-        base.mark_line(strokeWidth=1.5) + base.mark_circle(size=46, opacity=1), width, 280
-    )

@@ -8,8 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.experiment import findings
+from workbench.experiment.names import COLLECTIVES
 from workbench.experiment.runlog import Finding, Line
-from workbench.experiment.sweeps import COLLECTIVES
+from workbench.judge.findings import SettingTried
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report import (
     html,
     sweep_charts,
@@ -30,7 +33,7 @@ class Sweeps:
 
 
 def sweeps(
-    verdict: Mapping[str, Any],
+    verdict: VerdictFile,
     records: Sequence[Line],
     profile: Mapping[str, Any],
     searched: pd.DataFrame | None = None,
@@ -42,12 +45,12 @@ def sweeps(
             html.figure(
                 "Search over draft steps",
                 "Speed of every candidate as a share of the best one’s, and in brackets how many"
-                " pairs of blocks it was given: the search halves the field. The best of many looks"
-                " better than it is; what it gains is told by fresh blocks, below.",
+                " pairs of blocks it was given: the search halves the candidates. The best of"
+                " many looks better than it is; what it gains is told by fresh blocks, below.",
                 lambda width: sweep_charts.sweep_map(searched, width),
             )
         )
-    loads = tables.load_table(comparisons)
+    loads = tables.load_table(verdict)
     if len(loads):
         found.append(
             html.figure(
@@ -74,7 +77,7 @@ def sweeps(
             )
     kept = next(
         (
-            r.value
+            findings.read(r, list[SettingTried])
             for r in reversed(records)
             if isinstance(r, Finding) and (r.experiment, r.name) == (COLLECTIVES, "settings")
         ),
@@ -86,6 +89,6 @@ def sweeps(
     return Sweeps(
         html.table(arms),
         html.table(ratios(comparisons, controls)),
-        html.table(pd.DataFrame(kept)),
+        html.table(tables.settings(kept)),
         tuple(found),
     )

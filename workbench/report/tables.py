@@ -14,7 +14,14 @@ from workbench.engine import stages as stages_table
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile_sections import Speculation
-from workbench.experiment.sweeps import crossing
+from workbench.judge.findings import SettingTried
+from workbench.judge.verdict_file import (
+    ComparedEntry,
+    IntervalEntry,
+    ParityEntry,
+    ReasonEntry,
+    VerdictFile,
+)
 from workbench.report.cells import NOT_APPLICABLE, UNKNOWN, decimal, number, parsed
 from workbench.report.log_tables import output
 
@@ -30,44 +37,40 @@ DRAFT_ONLY = [
 ]
 
 
-def with_result(table: pd.DataFrame, verdict: Mapping[str, Any]) -> pd.DataFrame:
+def with_result(table: pd.DataFrame, verdict: VerdictFile) -> pd.DataFrame:
     """``blocks`` less those of arms that the verdict gives no speed: what is not known to be an
     arm's is not shown as its.
     """
 
     def known(experiment: str, arm: str) -> bool:
-        facts = (
-            (verdict.get("experiments") or {}).get(experiment, verdict.get("arms") or {}).get(arm)
-        )
-        return facts is None or not math.isnan(number(facts.get("tokens_per_s")))
+        facts = verdict.experiments.get(experiment, verdict.arms).get(arm)
+        return facts is None or not math.isnan(number(facts.tokens_per_s))
 
     return table.loc[
         [known(experiment, arm) for experiment, arm in zip(table["experiment"], table["arm"])]
     ]
 
 
-def arms(verdict: Mapping[str, Any], profile: Mapping[str, Any]) -> pd.DataFrame:
+def arms(verdict: VerdictFile, profile: Mapping[str, Any]) -> pd.DataFrame:
     """One row an arm, as the verdict has it; accept length counts the bonus token, accept rate is
     correct over proposed drafts.
 
     An unknown number is NaN; what an arm without a draft cannot have is ``NOT_APPLICABLE``.
     """
     rows = []
-    for name, facts in (verdict.get("arms") or {}).items():
+    for name, facts in verdict.arms.items():
         arm = parsed(name)
         row = {
             "arm": name,
             "draft TP (ranks)": _draft_ranks(arm, profile),
-            "throughput (tokens/s)": number(facts.get("tokens_per_s")),
-            "cycle (ms)": number(facts.get("cycle_ms")),
-            "accept length (tokens/cycle)": number(facts.get("accept_length")),
-            "accept rate (%)": 100 * number(facts.get("accept_rate")),
-            "draft collectives (per cycle)": number(
-                (facts.get("collectives_per_round") or {}).get("draft")
-            ),
+            "throughput (tokens/s)": number(facts.tokens_per_s),
+            "cycle (ms)": number(facts.cycle_ms),
+            "accept length (tokens/cycle)": number(facts.accept_length),
+            "accept rate (%)": 100 * number(facts.accept_rate),
+            "draft collectives (per cycle)": number(facts.collectives_per_round.get("draft")),
             "drafting": drafting(arm, profile) if arm else UNKNOWN,
             "output": output(verdict, name),
-            "attested": facts.get("attested"),
+            "attested": facts.attested,
         }
         if arm is not None and not arm.speculates:
             row |= {column: NOT_APPLICABLE for column in DRAFT_ONLY}
@@ -75,7 +78,7 @@ def arms(verdict: Mapping[str, Any], profile: Mapping[str, Any]) -> pd.DataFrame
     return pd.DataFrame(rows)
 
 
-def comparisons(verdict: Mapping[str, Any]) -> pd.DataFrame:
+def comparisons(verdict: VerdictFile) -> pd.DataFrame:
     """One row a comparison: the ratio of arm a to arm b with its interval; a refused one has no
     ratio, only its reasons.
 
@@ -83,28 +86,18 @@ def comparisons(verdict: Mapping[str, Any]) -> pd.DataFrame:
     BCa: the bootstrap's interval, where there is one beside the headline's. wanted: pairs or starts
     in all that the wished-for resolution needs, wanted (s): what the further ones cost.
     """
-    return _ratios(verdict.get("comparisons") or [])
+    return _ratios(verdict.comparisons)
 
 
-def controls(verdict: Mapping[str, Any]) -> pd.DataFrame:
+def controls(verdict: VerdictFile) -> pd.DataFrame:
     """One row an A/A comparison, an arm against itself, in the columns of ``comparisons``."""
-    found = verdict.get("controls") or verdict.get("control") or []
-    return _ratios(
-        [
-            {"a": c.get("arm"), "b": c.get("arm"), **c}
-            for c in ([found] if isinstance(found, Mapping) else found)
-        ]
-    )
+    headline = (verdict.control,) if verdict.control else ()
+    return _ratios(verdict.controls or headline)
 
 
-def refusals(verdict: Mapping[str, Any]) -> pd.DataFrame:
+def refusals(verdict: VerdictFile) -> pd.DataFrame:
     """One row a reason why (part of) the result was refused, with all that it concerns."""
-    said = [(reason, _about(reason)) for reason in verdict.get("reasons") or []]
-    said += [
-        (reason, name)
-        for name, facts in (verdict.get("arms") or {}).items()
-        for reason in facts.get("reasons") or []
-    ]
+    said = [(reason, _about(reason)) for reason in verdict.reasons]
     said += [
         (reason, f"{row.metric} of {row.comparison}")
         for table in (comparisons(verdict), controls(verdict))
@@ -113,17 +106,14 @@ def refusals(verdict: Mapping[str, Any]) -> pd.DataFrame:
     ]
     concerns: dict[tuple[str, str], dict[str, None]] = {}
     for reason, about in said:
-        reason = reason if isinstance(reason, Mapping) else {"sentence": str(reason)}
-        concerns.setdefault((reason.get("sentence", UNKNOWN), reason.get("key", "")), {})[about] = (
-            None
-        )
+        concerns.setdefault((reason.sentence, reason.key), {})[about] = None
     return pd.DataFrame(
         [(sentence, "; ".join(about), key) for (sentence, key), about in concerns.items()],
         columns=["reason", "concerns", "key"],
     )
 
 
-def accept_by_position(verdict: Mapping[str, Any]) -> pd.DataFrame:
+def accept_by_position(verdict: VerdictFile) -> pd.DataFrame:
     """One row an arm and position in the draft: how often the draft token there was accepted, with
     its interval.
 
@@ -132,19 +122,19 @@ def accept_by_position(verdict: Mapping[str, Any]) -> pd.DataFrame:
     length.
     """
     rows = [
-        (name, position, *(100 * number(share.get(key)) for key in ("value", "low", "high")))
-        for name, facts in (verdict.get("arms") or {}).items()
-        for position, share in enumerate((facts.get("accept") or {}).get("positions") or [], 1)
+        (name, position, *(100 * number(end) for end in (share.value, share.low, share.high)))
+        for name, facts in verdict.arms.items()
+        for position, share in enumerate(facts.accepted_at, 1)
     ]
     return pd.DataFrame(rows, columns=["arm", "position", "accepted (% of cycles)", "low", "high"])
 
 
-def collectives(verdict: Mapping[str, Any]) -> pd.DataFrame:
+def collectives(verdict: VerdictFile) -> pd.DataFrame:
     """One row an arm and stage of the cycle: collectives a cycle, and in words which kinds."""
     rows = []
-    for name, facts in (verdict.get("arms") or {}).items():
-        for stage, count in in_order(facts.get("collectives_per_round")):
-            kinds = (facts.get("collectives_by_kind") or {}).get(stage) or {}
+    for name, facts in verdict.arms.items():
+        for stage, count in in_order(facts.collectives_per_round):
+            kinds = facts.collectives_by_kind.get(stage, {})
             words = ", ".join(
                 f"{decimal(n)} {kind.replace('_', '-')}" for kind, n in kinds.items() if n != 0
             )
@@ -152,26 +142,33 @@ def collectives(verdict: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "stage", "collectives (per cycle)", "kinds"])
 
 
-def stage_times(verdict: Mapping[str, Any]) -> pd.DataFrame:
+def stage_times(verdict: VerdictFile) -> pd.DataFrame:
     """One row an arm and stage: milliseconds a cycle, where measured."""
     rows = [
         (name, stage.replace("_", "-"), number(ms))
-        for name, facts in (verdict.get("arms") or {}).items()
-        for stage, ms in in_order(facts.get("stage_ms"))
+        for name, facts in verdict.arms.items()
+        for stage, ms in in_order(facts.stage_ms)
     ]
     return pd.DataFrame(rows, columns=["arm", "stage", "time (ms/cycle)"])
 
 
-def parity(verdict: Mapping[str, Any]) -> pd.DataFrame:
+def parity(verdict: VerdictFile) -> pd.DataFrame:
     """One row an arm and experiment: whether its answers are those of no speculation, and the
     counts (of answers) behind it.
     """
-    counts = verdict.get("parity_counts") or [
-        {"arm": arm, "result": result} for arm, result in (verdict.get("parity") or {}).items()
+    counts = verdict.parity_counts or [
+        ParityEntry(arm=arm, result=result) for arm, result in verdict.parity.items()
     ]
-    keys = ("mismatched", "compared", "own_mismatched", "own_compared")
     rows = [
-        (c.get("arm"), c.get("experiment"), c.get("result"), *(number(c.get(key)) for key in keys))
+        (
+            c.arm,
+            c.experiment or UNKNOWN,
+            c.result,
+            number(c.mismatched),
+            number(c.compared),
+            number(c.own_mismatched),
+            number(c.own_compared),
+        )
         for c in counts
     ]
     return pd.DataFrame(
@@ -191,6 +188,12 @@ def parity(verdict: Mapping[str, Any]) -> pd.DataFrame:
 SPEED = "speed (% of the best)"  # a column of the searches' maps
 
 
+def settings(tried: Sequence[SettingTried]) -> pd.DataFrame:
+    """One row a setting of the communication layer, as 06's search kept it."""
+    table = pd.DataFrame([row.model_dump(by_alias=True) for row in tried])
+    return table[[*(c for c in table if c != "about"), *(c for c in table if c == "about")]]
+
+
 def drafting(arm: Arm | None, profile: Mapping[str, Any]) -> str:
     """How an arm (None: the profile) drafts, e.g. "chain of 3 steps" or "tree of 3 steps, topk 2, 8
     tokens".
@@ -208,61 +211,49 @@ def drafting(arm: Arm | None, profile: Mapping[str, Any]) -> str:
     )
 
 
-def in_order(stages: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+def in_order(stages: Mapping[str, float | None]) -> list[tuple[str, float | None]]:
     """The stages of a cycle in their order, others after them; without those that come once a
     request.
     """
 
-    def place(item: tuple[str, Any]) -> tuple[int, str]:
+    def place(item: tuple[str, float | None]) -> tuple[int, str]:
         name = item[0].replace("-", "_")
         return (STAGES.index(name) if name in STAGES else len(STAGES), name)
 
     return sorted(
-        (item for item in (stages or {}).items() if item[0].replace("-", "_") not in BEFORE),
+        (item for item in stages.items() if item[0].replace("-", "_") not in BEFORE),
         key=place,
     )
 
 
-def _about(reason: Any) -> str:
+def _about(reason: ReasonEntry) -> str:
     """What a reason of the whole run is about: its arms and experiment where it names them."""
-    named = reason if isinstance(reason, Mapping) else {}
-    return (
-        " in ".join(
-            filter(None, [" and ".join(named.get("arms") or []), named.get("experiment") or ""])
-        )
-        or "the run"
-    )
+    return " in ".join(filter(None, [" and ".join(reason.arms), reason.experiment])) or "the run"
 
 
-def _ratios(items: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def _ratios(compared: Sequence[ComparedEntry]) -> pd.DataFrame:
     rows = []
-    for item in items:
-        valid = bool(item.get("valid", True))
-        ratio, low, high = (
-            number(item.get(key)) if valid else math.nan for key in ("ratio", "low", "high")
-        )
-        metric, beside = (
-            item.get("metric", "tokens_per_s"),
-            (item.get("beside") or {} if valid else {}),
-        )
+    for c in compared:
+        interval = c if c.valid else IntervalEntry()
+        bootstrap = c.beside if c.valid and c.beside else IntervalEntry()
         rows.append(
             (
-                item.get("experiment") or "",
-                f"{item.get('a')} ÷ {item.get('b')}",
-                METRIC_NAMES.get(metric, metric),
-                ratio,
-                low,
-                high,
-                number(beside.get("low")),
-                number(beside.get("high")),
-                100 * number(item.get("level")),
-                number(item.get("pairs")),
-                100 * number(item.get("resolution")),
-                number(item.get("wanted")),
-                number(item.get("wanted_seconds")),
-                item.get("method") or UNKNOWN,
-                valid,
-                item.get("reasons") or [],
+                c.experiment,
+                f"{c.a} ÷ {c.b}",
+                METRIC_NAMES.get(c.metric, c.metric),
+                number(interval.ratio),
+                number(interval.low),
+                number(interval.high),
+                number(bootstrap.low),
+                number(bootstrap.high),
+                100 * number(c.level),
+                number(c.pairs),
+                100 * number(c.resolution),
+                number(c.wanted),
+                number(c.wanted_seconds),
+                c.method or UNKNOWN,
+                c.valid,
+                c.reasons,
             )
         )
     return pd.DataFrame(
@@ -293,16 +284,15 @@ def _draft_ranks(arm: Arm | None, profile: Mapping[str, Any]) -> float:
     return math.nan if arm is None else number(arm.group or profile.get("tp"))
 
 
-def load_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """The ratios of tokens/s by requests at once, for ``charts.by_load``. rows:
-    ``tables.comparisons``.
-    """
-    here = rows[
-        rows["experiment"].str.startswith(crossing(""))
-        & rows["valid"]
-        & (rows["metric"] == METRIC_NAMES["tokens_per_s"])
-    ]
-    loads = here["experiment"].str.removeprefix(crossing("")).astype(int)
-    return here.assign(**{"requests at once": loads})[
-        ["comparison", "requests at once", "ratio", "low", "high"]
-    ].sort_values("requests at once")
+def at_loads(verdict: VerdictFile) -> pd.DataFrame:
+    """``comparisons`` of 05's best settings, with the "requests at once" of each."""
+    chosen = [c for c in verdict.comparisons if c.load is not None]
+    return _ratios(chosen).assign(**{"requests at once": [c.load for c in chosen]})
+
+
+def load_table(verdict: VerdictFile) -> pd.DataFrame:
+    """The ratios of tokens/s by requests at once, for ``charts.by_load``."""
+    rows = at_loads(verdict)
+    here = rows[rows["valid"] & (rows["metric"] == METRIC_NAMES["tokens_per_s"])]
+    columns = ["comparison", "requests at once", "ratio", "low", "high"]
+    return here[columns].sort_values("requests at once")

@@ -14,6 +14,7 @@ import pandas as pd
 
 from workbench.judge import stats
 from workbench.judge.stats import Interval
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report import (
     cells,
     chart_parts,
@@ -34,10 +35,10 @@ _LAST = ("command", "time", "workbench_commit", "workbench_sources", "workbench_
 
 @dataclass(frozen=True)
 class Side:
-    """One run: its name, its verdict.json, provenance.json and profile as plain data."""
+    """One run: its name, its verdict, and its provenance.json and profile as plain data."""
 
     name: str
-    verdict: Mapping[str, Any]
+    verdict: VerdictFile
     provenance: Mapping[str, Any]
     profile: Mapping[str, Any]
 
@@ -81,7 +82,7 @@ def compared(a: Side, b: Side) -> pd.DataFrame:
         one, other = left.get(key), right.get(key)
         both = stats.ratio_of_ratios(one, other) if one and other else None
         rows.append(
-            (*key, *(_three(one)), *(_three(other)), *(_three(both)), _told(key, left, right, both))
+            (*key, *(_three(one)), *(_three(other)), *(_three(both)), _told(key, left, both))
         )
     return pd.DataFrame(
         rows,
@@ -184,7 +185,7 @@ def _stages(a: Side, b: Side) -> pd.DataFrame:
     return pd.concat(rows or [left.iloc[:0]], ignore_index=True)
 
 
-def _ratios(verdict: Mapping[str, Any]) -> dict[tuple[str, str, str], Interval]:
+def _ratios(verdict: VerdictFile) -> dict[tuple[str, str, str], Interval]:
     return {
         (row.experiment, row.comparison, row.metric): Interval(
             row.ratio, row.low, row.high, row.level, row.method, int(row.pairs)
@@ -203,7 +204,7 @@ def _headlines(run: Side) -> list[tuple[str, str]]:
     return list(zip(plain["experiment"], plain["comparison"]))[:1]
 
 
-def _told(key: tuple, left: Mapping, right: Mapping, both: Interval | None) -> str:
+def _told(key: tuple, left: Mapping, both: Interval | None) -> str:
     if both is None:
         return "in A alone" if key in left else "in B alone"
     return "differ" if both.decided else "cannot be told apart"
@@ -273,7 +274,7 @@ def render(a: Side, b: Side) -> str:
                 lambda width: cycle_charts.stage_times(stages, width),
             )
         )
-    names = dict.fromkeys([*(a.verdict.get("arms") or {}), *(b.verdict.get("arms") or {})])
+    names = dict.fromkeys([*a.verdict.arms, *b.verdict.arms])
     return html.render(
         "versus.html.j2",
         a=a,
@@ -301,7 +302,7 @@ def render(a: Side, b: Side) -> str:
             )
             for letter, run in runs.items()
             for kind, content in (
-                ("verdict", run.verdict),
+                ("verdict", run.verdict.to_json()),
                 ("provenance", run.provenance),
                 ("profile", run.profile),
             )

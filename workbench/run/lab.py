@@ -12,14 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workbench.experiment import plans, runlog
+from workbench.experiment import findings, plans, runlog
 from workbench.experiment.arms import Arm
 from workbench.experiment.checks import Check
 from workbench.experiment.errors import BadInput
+from workbench.experiment.findings import T
 from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile, load
 from workbench.experiment.runlog import Block, Failure, Finding, Line, RunLog, now
 from workbench.judge import stopping, told, verdict
+from workbench.judge.findings import PlannedLooks
 from workbench.predict import model_shape, preflight
 from workbench.run import measuring, provenance, recording
 
@@ -108,14 +110,16 @@ class Run:
         measured under, empty where none was kept.
         """
         if self.recording:
-            return [Check(**check) for check in self.finding("preflight") or ()]
+            return self.finding("preflight", list[Check]) or []
         found = preflight.check(self.profile)
-        self.record_finding("baseline", "preflight", [vars(check) for check in found])
+        self.record_finding("baseline", "preflight", found, list[Check])
         return found
 
-    def record_finding(self, experiment: str, name: str, value: Any) -> Any:
+    def record_finding(self, experiment: str, name: str, value: T, kind: Any = None) -> T:
         """Keep a notebook's computed answer in the log, once; returns what the log holds. Nothing
         is added to a recording.
+
+        kind: the type of the value where its class does not say it all, as list[Check].
         """
         kept = next(
             (
@@ -126,16 +130,22 @@ class Run:
             None,
         )
         if kept is not None:
-            return kept.value
+            return findings.read(kept, kind or type(value))
         if not self.recording:
             with RunLog(self.folder / "runs.jsonl") as file:
-                file.append(Finding(experiment=experiment, name=name, time=now(), value=value))
+                held = findings.plain(value, kind)
+                file.append(Finding(experiment=experiment, name=name, time=now(), value=held))
         return value
 
-    def finding(self, name: str) -> Any:
+    def finding(self, name: str, kind: type[T]) -> T | None:
         """The value of a finding; None when no notebook has found it."""
         return next(
-            (r.value for r in self.records if isinstance(r, Finding) and r.name == name), None
+            (
+                findings.read(r, kind)
+                for r in self.records
+                if isinstance(r, Finding) and r.name == name
+            ),
+            None,
         )
 
     def measure(self, plan: Sequence[Task] | Callable[[Sequence[Line]], Sequence[Task]]) -> None:
@@ -162,7 +172,7 @@ class Run:
             arms = [Arm.parse(name) for name in plans.arms_of(tasks)]
             preflight.refuse(preflight.check(self.profile, arms))
             if rule:
-                looks = {"looks": list(rule.checkpoints.looks)}
+                looks = PlannedLooks(looks=list(rule.checkpoints.looks))
                 self.record_finding(rule.experiment, stopping.CHECKPOINTS, looks)
             measuring.measure(self.profile, self.folder, self.prompts, decide, rule)
 

@@ -11,10 +11,12 @@ from typing import Any
 
 from workbench.experiment import plans, runlog
 from workbench.experiment.errors import ServerFailed
+from workbench.experiment.findings import plain
 from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Finding, Line, RunLog, now
 from workbench.judge import stopping
+from workbench.judge.findings import GpuMemory, Stopped
 from workbench.run.ticket import Progress, tell_progress
 from workbench.serving import gpu_locks, gpus
 from workbench.serving import server as servers
@@ -92,7 +94,7 @@ def _run(
                         experiment=about,
                         name=stopping.STOPPED,
                         time=now(),
-                        value={"why": why, "blocks_left": len(left) - place},
+                        value=plain(Stopped(why=why, blocks_left=len(left) - place)),
                     )
                 )
             if rule is None:
@@ -151,6 +153,6 @@ def gpus_given_back(profile: Profile, file: RunLog) -> Iterator[None]:
                     experiment="gpus",
                     name="memory",
                     time=now(),
-                    value={"free_before": before, "free_after": after, "given_back": back},
+                    value=plain(GpuMemory(free_before=before, free_after=after, given_back=back)),
                 )
             )

@@ -19,6 +19,7 @@ from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import Block, Failure, Finding, RunLog
 from workbench.judge import verdict
 from workbench.judge.stopping import STOPPED
+from workbench.judge.verdict_file import VerdictFile
 from workbench.run.provenance import digest
 from workbench.serving import server_log
 
@@ -174,21 +175,25 @@ def refuse_absent(
         )
 
 
-def stored_verdict(name: str, folder: Path | None = None) -> dict[str, Any]:
+def stored_verdict(name: str, folder: Path | None = None) -> VerdictFile:
     """The verdict as it was drawn when the run was recorded."""
-    return json.loads(((folder or FOLDER) / name / "verdict.json").read_text())
+    return VerdictFile.load((folder or FOLDER) / name / "verdict.json")
 
 
-def differences(stored: Any, found: Any, where: str = "") -> Iterator[str]:
+def differences(stored: VerdictFile, found: VerdictFile) -> Iterator[str]:
     """Where a verdict is not the stored one, a few words each; sentences are not compared, nor what
     only the newer one has.
     """
+    return _differences(stored.to_json(exclude_unset=True), found.to_json())
+
+
+def _differences(stored: Any, found: Any, where: str = "") -> Iterator[str]:
     if isinstance(stored, Mapping) and isinstance(found, Mapping):
         for key in stored.keys() - _IN_WORDS:
-            yield from differences(stored[key], found.get(key), f"{where}.{key}" if where else key)
+            yield from _differences(stored[key], found.get(key), f"{where}.{key}" if where else key)
     elif isinstance(stored, list) and isinstance(found, list) and len(stored) == len(found):
         for number, (one, other) in enumerate(zip(stored, found)):
-            yield from differences(one, other, f"{where}[{number}]")
+            yield from _differences(one, other, f"{where}[{number}]")
     elif not _equal(stored, found):
         yield f"{where} is {found} where {stored} was recorded"
 

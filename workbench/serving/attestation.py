@@ -1,5 +1,5 @@
-"""Is the ordered arm in force on every rank? Judged outside the server: from what each rank
-attested, the draft's own config, and counts.
+"""The placement check: is the ordered arm active on every rank? Judged outside the server: from
+what each rank reports, the draft's own config, and counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def faults(
     draft: Path | None = None,
     nodes: int = 1,
 ) -> list[str]:
-    """Why the arm is not attested, one sentence each; empty when it is in force on every rank.
+    """Why the arm fails the placement check, one sentence each; empty when it passes.
 
     attestation: one entry a rank (workbench/engine/attest.py).
     draft: the draft's folder, whose config gives the expected shapes.
@@ -60,7 +60,7 @@ def faults(
 
 
 def inactive_on(arm: Arm, active: Sequence[Mapping], tp: int, asked: Speculation) -> list[str]:
-    """Why the arm is not the one in force on every rank, one sentence each; empty when it is.
+    """Why the arm is not the active one on every rank, one sentence each; empty when it is.
 
     active: one entry a rank, read from the worker that runs (workbench/engine/arm_switch.py).
     asked: what the arm is served with.
@@ -218,7 +218,7 @@ def launcher_faults(profile: Profile, launcher: Mapping[str, Any] | None) -> lis
 
 
 def communication_faults(name: str | None, attestation: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why a setting is not in force on every rank, one sentence each; empty when it is, or when
+    """Why a setting is not active on every rank, one sentence each; empty when it is, or when
     nothing was ordered.
     """
     setting, found = communication.SETTINGS.get(name or ""), []

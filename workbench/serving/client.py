@@ -142,7 +142,7 @@ async def _get(url: str, path: str, timeout_s: float) -> Any:
 
 
 def server_info(url: str, timeout_s: float = 30) -> dict[str, Any]:
-    """The server's own account (/server_info), with the engine's attestation and counts under
+    """The server's own account (/server_info), with the engine's rank reports and counts under
     "draft_tp".
 
     Raises: Hung when it does not answer in time; ServerFailed when nobody listens.
@@ -171,13 +171,13 @@ async def _post(url: str, path: str, body: Mapping[str, Any], timeout_s: float) 
 
 
 def switch(url: str, arm: str, timeout_s: float) -> dict[str, Any]:
-    """Put an arm that the server holds in force; returns the server's own account of it
+    """Make an arm that the server holds active; returns the server's own account of it
     ("draft_tp", as in ``server_info``).
 
     timeout_s: how long to wait for requests in work to end; they are served to their end by the arm
         they began under. Nothing else should
     send requests meanwhile: what comes in between keeps the server busy. 0 is not to wait.
-    Raises: ServerFailed with the reason when the server refuses, and then the arm in force is the
+    Raises: ServerFailed with the reason when the server refuses, and then the active arm is the
         old one on every rank; or when it does not answer (Hung, while it is up).
     """
     try:

@@ -3,7 +3,7 @@ forked from a process that has imported it.
 
 An import takes ten seconds of a core, more than all else that starting a CPU server takes. CUDA
 does not survive a fork, so on GPUs each server is a program of its own, as it is here where there
-is no nursery. One ends with its owner, and what it forked ends with it.
+is no fork server. One ends with its owner, and what it forked ends with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The servers in use during a run: which are up, which arm is in force, and one block measured on
+"""The servers in use during a run: which are up, which arm is active, and one block measured on
 them into the log.
 """
 
@@ -19,8 +19,9 @@ from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Failure, Finding, RunLog, Start, now
 from workbench.experiment.schedule import Planned
-from workbench.serving import attestation, client, server_log, stacks
+from workbench.serving import attestation, client, faults, server_log, stacks
 from workbench.serving import server as servers
+from workbench.serving.faults import Cause
 from workbench.serving.server import Server
 
 log = logging.getLogger(__name__)
@@ -43,13 +44,11 @@ class Pool:
         file: RunLog,
         held: Sequence[int] = (),
     ):
-        self.profile, self.prompts, self.folder, self.file, self.held = (
-            profile,
-            prompts,
-            folder,
-            file,
-            held,
-        )
+        self.profile = profile
+        self.prompts = prompts
+        self.folder = folder
+        self.file = file
+        self.held = held
         self.start = max(
             (r.start for r in runlog.read(folder / "runs.jsonl") if isinstance(r, Start)),
             default=-1,
@@ -61,7 +60,7 @@ class Pool:
         self.failed: ServerFailed | None = None  # the last failure that the plan went on after
         self.failing: tuple[Arm, ...] = ()  # arms of the server that did not start
         self.cold: dict[tuple, list[tuple[int, Task]]] = {}
-        self.most: dict[tuple, int] = {}  # requests at once, by group
+        self.max_concurrency: dict[tuple, int] = {}  # by group
         self.stack = ExitStack()
 
     def plan(self, tasks: Sequence[Task], left: Sequence[Task]) -> None:
@@ -99,7 +98,8 @@ class Pool:
             dict.fromkeys(self.needed[task.group, Arm.parse(task.planned.arm)] for task in left)
         )
         for task in tasks:
-            self.most[task.group] = max(task.concurrency, self.most.get(task.group, 0))
+            largest = self.max_concurrency.get(task.group, 0)
+            self.max_concurrency[task.group] = max(task.concurrency, largest)
         # What warmed up a server that is gone warms up the one in its place.
         self.cold = {key: [] for key in self.order if key not in self.up}
         for index, task in plans.numbered(tasks):
@@ -123,10 +123,8 @@ class Pool:
         """Measure one block into the log. A server that a resumed run starts again is warmed up
         again first.
         """
-        said, again = (
-            self._reach(task),
-            self.cold.pop(self.needed[task.group, Arm.parse(task.planned.arm)], []),
-        )
+        said = self._reach(task)
+        again = self.cold.pop(self.needed[task.group, Arm.parse(task.planned.arm)], [])
         for warmup in again:
             self._block(*warmup, self._reach(warmup[1]))
         self._block(index, task, self._reach(task) if again else said)
@@ -147,15 +145,15 @@ class Pool:
         seconds = time.perf_counter() - begun
         said = client.server_info(self.server.url)["draft_tp"]
         rounds, collectives, spent, timed = _difference(said["counts"], before)
-        faults = [
+        inactive = [
             *self.server.unattested,
             *attestation.inactive_on(arm, said["active"], profile.tp, asked),
             *attestation.miscounted(
                 arm, asked, requests, rounds, _less(said["counts"]["verified"], before["verified"])
             ),
         ]
-        if faults:
-            log.warning("block %d of %s is not attested: %s", index, arm.name, "; ".join(faults))
+        if inactive:
+            log.warning("block %d of %s is not attested: %s", index, arm.name, "; ".join(inactive))
         self.file.append(
             Block(
                 block=index,
@@ -175,13 +173,14 @@ class Pool:
                     if arm.speculates or said["arm"] != "none"
                     else arm.configuration.name
                 ),
-                attested=not faults,
+                attested=not inactive,
                 prompts_from="random" if profile.workload.prompts == "random" else "heldout",
                 requests=tuple(requests),
                 rounds=rounds,
                 collectives=collectives,
                 stage_seconds=spent,
                 stage_timed=timed,
+                load=task.load,
             )
         )
 
@@ -208,7 +207,7 @@ class Pool:
                 )
 
     def _reach(self, task: Task) -> Mapping[str, Any]:
-        """The arm in force, by a switch where a server in use holds it and by a start where not;
+        """The active arm, by a switch where a server in use holds it and by a start where not;
         returns the server's own account.
         """
         arm = Arm.parse(task.planned.arm)
@@ -241,17 +240,17 @@ class Pool:
 
     def _serve(self, number: int, needed: tuple) -> Server:
         group, arms = needed
+        at_once = self.max_concurrency[group]
         context = servers.serve(
-            self.profile, arms, self._log(number, arms), self.most[group], locks=self.held
+            self.profile, arms, self._log(number, arms), at_once, locks=self.held
         )
         try:
             server = context.__enter__()
         except ServerFailed:
             self.log, self.failing = self._log(number, arms), arms
             raise
-        self.stack.push(
-            context
-        )  # one that is up is ended with the others, also where another does not start
+        # One that is up is ended with the others, also where another does not start.
+        self.stack.push(context)
         return server
 
     def _log(self, number: int, arms: tuple[Arm, ...]) -> Path:
@@ -304,17 +303,16 @@ class Pool:
         text = str(failure)
         if isinstance(failure, Hung) and self.server:  # while its processes live
             text = f"{text} ({stacks.save(self.server.launch.server, self.server.log)})"
-        first = self.log and server_log.first_failure(self.log) or ""
-        what = (
-            "disagreed"
-            if "drafted another tree" in first
-            else (
-                "hung" if isinstance(failure, Hung) else "start" if self.server is None else "block"
-            )
-        )
-        reason = text.splitlines()[0] + (
-            f" ({first.splitlines()[-1]})" if first and first not in text else ""
-        )
+        fault = faults.first(self.log) if self.log else None
+        if fault and fault.cause is Cause.DISAGREED:
+            what = "disagreed"
+        elif isinstance(failure, Hung):
+            what = "hung"
+        else:
+            what = "start" if self.server is None else "block"
+        reason = text.splitlines()[0]
+        if fault and fault.text not in text:
+            reason += f" ({fault.sentence})"
         return Failure(
             experiment=task.planned.experiment,
             arm=task.planned.arm,

@@ -23,7 +23,17 @@ from workbench.experiment.errors import Hung, ServerFailed
 from workbench.experiment.profile import Profile
 from workbench.experiment.profile_sections import ROOT
 from workbench.experiment.runlog import NodeStart
-from workbench.serving import attestation, client, forkserver, nodes, server_log, stacks, supervisor
+from workbench.serving import (
+    attestation,
+    client,
+    faults,
+    forkserver,
+    nodes,
+    server_log,
+    stacks,
+    supervisor,
+)
+from workbench.serving.faults import Fault
 from workbench.serving.launch_command import LOCAL, Launch, Part, free_port, plan
 
 log = logging.getLogger(__name__)
@@ -32,7 +42,7 @@ ENDED_WITHIN_S = 90
 
 @dataclass(frozen=True)
 class Server:
-    """A server that is up: it answered a real completion. arms: those it serves, the first in force
+    """A server that is up: it answered a real completion. arms: those it serves, the first active
     at start.
 
     unattested: why it does not hold them as ordered on every rank; empty when it does.
@@ -62,7 +72,7 @@ def serve(
     locks: Sequence[int] = (),
     **orders: Any,
 ) -> Iterator[Server]:
-    """Own a server of one or several arms: started on all of its nodes, ready, attested; whatever
+    """Own a server of one or several arms: started on all of its nodes, ready, checked; whatever
     happens inside, all of its processes end.
 
     logfile: of the first node; a further one's lies beside it under its name.
@@ -226,11 +236,11 @@ def _wait_ready(
         if answer[0].error is None:
             return
         time.sleep(0.5)
+    fault = _first_fault(supervisors)
+    why = fault.text if fault else _last(logfile)
     raise ServerFailed(
-        f"the server was not ready within {deadline_s:g} s:"
-        f" {_first_failure(supervisors) or _last(logfile)} (raise server.ready_within_s if it was"
-        " still"
-        " loading)"
+        f"the server was not ready within {deadline_s:g} s: {why} (raise server.ready_within_s if"
+        " it was still loading)"
     )
 
 
@@ -242,20 +252,20 @@ def _why(launch: Launch, supervisors: Mapping[Path, subprocess.Popen]) -> str:
     if kept_by.returncode < 0:
         return f"its supervisor was ended by signal {-kept_by.returncode}, and the server with it"
     if not supervisor.port_is_free(launch.port, launch.host) and any(
-        "address already in use" in kept.read_text(errors="replace") for kept in supervisors
+        map(faults.port_was_taken, supervisors)
     ):
         return (
             f"port {launch.port} was taken by another process: start again, or name a free one in"
             " server.flags.port"
         )
-    if failure := _first_failure(supervisors):
-        *before, last = failure.splitlines()  # what it came to, then how
+    if fault := _first_fault(supervisors):
+        *before, last = fault.text.splitlines()  # what it came to, then how
         return "\n".join([last, *before])
     return _last(log_)
 
 
-def _first_failure(logfiles: Iterable[Path]) -> str | None:
-    return next(filter(None, map(server_log.first_failure, logfiles)), None)
+def _first_fault(logfiles: Iterable[Path]) -> Fault | None:
+    return next(filter(None, map(faults.first, logfiles)), None)
 
 
 def _last(logfile: Path) -> str:

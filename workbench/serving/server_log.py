@@ -1,22 +1,13 @@
-"""What a server's log says: its last lines, the first failure of the first rank that failed, and
-the log without what is private.
-"""
+"""A server's log: its last lines, and the log without what is private (its faults: faults.py)."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
-_TRACEBACK = "Traceback (most recent call last):"
-_CHAINED = re.compile(r"exception was the direct cause of|another exception occurred:$")
-# Posted to a port that is not open yet where the warm-up is skipped; SGLang goes on
-# (entrypoints/http_server.py:2569 freeze_gc).
-_HARMLESS = "post-warmup freeze_gc failed"
-_STAMP = re.compile(
-    r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?"
-)
+# Begins a line of SGLang's: the time, and the rank where it is one's.
+STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?P<rank>[A-Z]+\d+(?: [A-Z]+\d+)*))?\] ?")
 HIDDEN = "<hidden>"
 # of the line in which a server's supervisor says how it ended (workbench/serving/supervisor.py)
 SUPERVISOR = "keeper: "
@@ -49,53 +40,6 @@ def tail(path: Path, lines: int = 20, width: int = 300) -> tuple[str, ...]:
         text = file.read().decode(errors="replace")
     said = [line for line in text.splitlines() if line and not line.startswith(SUPERVISOR)]
     return tuple(clean(line)[:width] for line in said[-lines:])
-
-
-def first_failure(path: Path) -> str | None:
-    """The first sentence of ours ("draft-tp: ...") in a log, else the first traceback that ended a
-    rank, else the first of any; None without.
-    """
-    if not path.exists():
-        return None
-    lines = path.read_text(errors="replace").splitlines()
-    ours = next((line for line in lines if line.startswith("draft-tp: ")), None)
-    if ours:
-        return ours.removeprefix("draft-tp: ")
-    # Helper threads trace harmless failures (a warm-up call before the port is open); what ends a
-    # rank says so (managers/scheduler.py:6372 logger.error).
-    ends = (f"hit an exception: {_TRACEBACK}", _TRACEBACK)
-    begin = next(
-        (
-            i
-            for words in ends
-            for i, line in enumerate(lines)
-            if words in line and not _passed_over(lines[:i])
-        ),
-        None,
-    )
-    if begin is None:
-        return None
-    stamp = _STAMP.match(lines[begin])
-    end = begin + 1
-    while end < len(lines) and (lines[end].startswith((" ", "\t")) or not lines[end]):
-        end += 1
-    said = [clean(line) for line in lines[begin + 1 : end + 1] if line.strip()]
-    rank = f"{stamp['rank']}: " if stamp and stamp["rank"] else ""
-    # Refusals of the engine's hooks arrive as an exception of a rank: their sentence is what a
-    # person needs.
-    if said and said[-1].startswith(
-        ("workbench.engine.hooks.Refused: ", "workbench.engine.agreement.RanksDisagreed: ")
-    ):
-        return rank + said[-1].split(": ", 1)[1]
-    return rank + "\n".join(said[-12:])
-
-
-def _passed_over(before: Sequence[str]) -> bool:
-    """Whether the traceback under these lines is of a failure that its server passed over, or
-    belongs to the one above it.
-    """
-    above = next((line for line in reversed(before) if line.strip()), "")
-    return above.endswith(_HARMLESS) or bool(_CHAINED.search(above))
 
 
 def answering(path: Path) -> bool:
@@ -145,7 +89,7 @@ def trimmed(path: Path, first: int = 150, last: int = 60, width: int = 400) -> s
         for line in path.read_text(errors="replace").split("\n")
     ]
     told = [
-        clean(line) for line in lines if line.strip() and not _NOISE.search(_STAMP.sub("", line))
+        clean(line) for line in lines if line.strip() and not _NOISE.search(STAMP.sub("", line))
     ]
     dropped = len(told) - first - last
     kept = (

@@ -15,7 +15,6 @@ from workbench import cli
 from workbench.answers import bench_arms
 from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.runlog import Block, RunLog, Start
-from workbench.report import sweep_charts
 from workbench.run import lab
 
 START_S = 15.0
@@ -131,8 +130,6 @@ def test_it_leaves_curves_chart_and_sentence(tmp_path, monkeypatch):
     kept = json.loads((tmp_path / "bench.json").read_text())
     assert kept["sentence"] == said and kept["gain"]["ratio"] > 5 and len(kept["points"]) == 14
     assert "12 pairs of blocks" in said and "4 starts a side" in said and "95% interval" in said
-    svg = (tmp_path / "bench.svg").read_text()
-    assert "hot arms" in svg and "restarts" in svg and "standard error of the ratio (%)" in svg
     assert len(asked) == 2 + 24 + 8 + 16
 
 
@@ -142,17 +139,6 @@ def test_too_few_units_are_said_to_be(tmp_path, monkeypatch):
     monkeypatch.setattr(lab.Run, "measure", lambda self, tasks: None)
     with pytest.raises(WorkbenchError, match="two pairs of blocks"):
         bench_arms.arms(made)
-
-
-def test_the_chart_is_a_picture_without_a_network():
-    points = [
-        point
-        for way in (bench_arms.HOT, bench_arms.RESTARTS)
-        for point in bench_arms.curve(records(1), way, "own-1", "shared")
-    ]
-    drawn = sweep_charts.precision(bench_arms.table(points)).to_dict()
-    assert {layer["mark"]["type"] for layer in drawn["layer"]} == {"line", "circle"}
-    assert drawn["layer"][0]["encoding"]["x"]["scale"]["type"] == "log"
 
 
 def test_the_command_line_runs_it(tmp_path, monkeypatch, capsys):

@@ -73,7 +73,7 @@ def test_tokens_and_break_even_follow_from_the_cycles(origin):
 def test_the_rest_of_the_origins_cycle_is_a_table(tmp_path):
     """11.1 ms a plain step, 3.9 of experts, 2.1 to 3.1 of drafting: some 18 of 29.6."""
     run = SimpleNamespace(profile=profile.load("cpu-tiny"))
-    found = elsewhere.parts(run, {}, Basis())
+    found = elsewhere.parts(run, SimpleNamespace(arms={}), Basis())
     rows = elsewhere.table(found).set_index("of the cycle")
     assert list(rows.loc["one plain step"])[:2] == pytest.approx([11.11, 11.11], abs=0.01)
     experts = "experts that 6 tokens read and one does not"
@@ -90,11 +90,11 @@ def test_a_runs_own_cycle_is_explained_by_its_own_machine_alone():
         reopen(recording.FOLDER / name)
         for name in ("h200-x2-full-head", "h200-x2-head-32000-first")
     )
-    found = elsewhere.parts(known, known.verdict.to_json(), budget.basis(known))
+    found = elsewhere.parts(known, known.verdict.file, budget.basis(known))
     *rows, explained, rest = found
     assert explained.low == pytest.approx(sum(row.low for row in rows))
     assert rest.low == pytest.approx(rest.high) and 0 < rest.low < explained.low
-    assert elsewhere.parts(unknown, unknown.verdict.to_json(), budget.basis(unknown)) == ()
+    assert elsewhere.parts(unknown, unknown.verdict.file, budget.basis(unknown)) == ()
     assert "inputs of its machine were not measured" in elsewhere.sentence(())
     assert elsewhere.table(()).empty
 

@@ -1,4 +1,4 @@
-"""Memory: what a rank attests is summed over real storages, each once, and stands beside the
+"""Memory: what a rank reports is summed over real storages, each once, and stands beside the
 preflight's prediction.
 """
 

@@ -1,5 +1,5 @@
 """Named settings of the communication layer: what they are made of, where they can be tried, and
-whether they are in force.
+whether they are active.
 """
 
 import re

@@ -3,6 +3,7 @@
 import resource
 
 import pytest
+from simulated_runs import FIXTURES
 
 from workbench.experiment import runlog
 from workbench.experiment.errors import WorkbenchError
@@ -102,3 +103,13 @@ def test_garbage_after_the_last_line_is_dropped(tmp_path):
 def test_what_is_unknown_stays_unknown():
     request = Request(prompt="p", prompt_tokens=1, completion_tokens=1, sent=0.0, end=1.0)
     assert (request.cached_tokens, request.verify_ct, request.histogram) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "load"), [("steps_at_4", 4), ("steps", None), ("draft_tp", None)]
+)
+def test_the_load_of_an_older_log_is_that_of_its_experiments_name(experiment, load):
+    made = runlog.read(FIXTURES / "sound.jsonl")
+    content = next(r for r in made if r.kind == "block").model_dump(exclude={"load"})
+    assert runlog.parse(content | {"experiment": experiment}).load == load
+    assert runlog.parse(content | {"experiment": experiment, "load": 8}).load == 8

@@ -10,11 +10,12 @@ from simulated_runs import profile
 from simulated_sweeps import play, steps_of
 
 from workbench.answers import collectives, steps
-from workbench.experiment import communication, setting_sweep, sweeps
+from workbench.experiment import communication, names, setting_sweep, sweeps
 from workbench.experiment.arms import Arm
 from workbench.experiment.errors import BadInput
 from workbench.experiment.runlog import Block, Failure, Start
 from workbench.judge import verdict
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report import chart_parts, charts, sweep_charts, tables
 
 PROMPTS = 200
@@ -59,7 +60,7 @@ def swept():
 
 
 def test_the_profiles_own_setting_goes_by_its_bare_name():
-    (field,) = sweeps.fields(tiny())
+    (field,) = sweeps.candidates(tiny())
     assert field.arms == {
         "shared": ("shared+steps=1", "shared+steps=2", "shared", "shared+steps=4"),
         "own-1": ("own-1+steps=1", "own-1+steps=2", "own-1", "own-1+steps=4"),
@@ -67,7 +68,7 @@ def test_the_profiles_own_setting_goes_by_its_bare_name():
 
 
 def test_trees_have_a_server_of_their_own_and_only_those_that_their_steps_can_fill():
-    trees, chains = sweeps.fields(tiny(topks=(1, 2), tree_tokens=(4, 6)))
+    trees, chains = sweeps.candidates(tiny(topks=(1, 2), tree_tokens=(4, 6)))
     assert (trees.topk, chains.topk) == (2, 1)
     assert (
         "shared+steps=1+topk=2+draft_tokens=4" not in trees.names
@@ -88,16 +89,16 @@ def test_the_search_halves_every_placement_and_takes_far_fewer_blocks_than_the_g
 def test_the_best_of_each_placement_are_compared_at_every_load_by_fresh_prompts(swept):
     chosen, records = swept
     for load in (1, 4):
-        assert {b.arm for b in blocks(records, sweeps.crossing(load))} == {
+        assert {b.arm for b in blocks(records, names.at_load(load))} == {
             "none",
             "shared",
             "shared#2",
             "shared+steps=2",
             "own-1+steps=2",
         }
-        assert {b.concurrency for b in blocks(records, sweeps.crossing(load))} == {load}
+        assert {b.concurrency for b in blocks(records, names.at_load(load))} == {load}
     searched = {r.prompt for b in blocks(records, "steps", "search") for r in b.requests}
-    compared = {r.prompt for b in blocks(records, sweeps.crossing(1)) for r in b.requests}
+    compared = {r.prompt for b in blocks(records, names.at_load(1)) for r in b.requests}
     assert searched and compared and not searched & compared
 
 
@@ -114,11 +115,11 @@ def test_no_prompt_that_warmed_a_server_is_measured_on_it(swept):
 def test_the_searchs_server_goes_on_as_the_first_of_the_comparison(swept):
     starts = [r for r in swept[1] if isinstance(r, Start)]
     assert len(starts) == 6 and set(starts[0].arms) == {
-        *sweeps.fields(swept[0])[0].names,
+        *sweeps.candidates(swept[0])[0].names,
         "shared#2",
     }
     assert {b.start for b in blocks(swept[1], "steps", "search")} == {0} and 0 in {
-        b.start for b in blocks(swept[1], sweeps.crossing(1))
+        b.start for b in blocks(swept[1], names.at_load(1))
     }
 
 
@@ -129,7 +130,7 @@ def test_the_verdict_is_valid_and_its_intervals_hold_the_truth(swept):
     found = {
         (c.a, c.b): c.interval
         for c in judged.comparisons
-        if c.experiment == sweeps.crossing(1) and c.metric == "cycle_ms"
+        if c.experiment == names.at_load(1) and c.metric == "cycle_ms"
     }
     assert (
         found["own-1+steps=2", "shared"].low
@@ -168,7 +169,7 @@ def test_without_none_one_start_is_enough():
         len([r for r in records if isinstance(r, Start)]) == 1
         and verdict.judge(chosen, records).valid
     )
-    assert len({b.pair for b in blocks(records, sweeps.crossing(1))}) >= 8
+    assert len({b.pair for b in blocks(records, names.at_load(1))}) >= 8
 
 
 @pytest.mark.parametrize("after", [61, 65, 70, 71, 72, 80, 88])
@@ -208,7 +209,7 @@ def test_a_load_whose_tokens_the_server_cannot_keep_is_skipped_with_the_reason()
 
 def test_a_plan_without_a_draft_is_bad_input():
     with pytest.raises(BadInput, match="plan.arms"):
-        sweeps.fields(profile(plan={"arms": ("none",)}))
+        sweeps.candidates(profile(plan={"arms": ("none",)}))
 
 
 # ------------------------------------------------------------------ 05: what it says
@@ -265,19 +266,20 @@ def test_acceptance_implies_the_accept_length_of_every_chain(swept):
 
 def test_charts_of_sweeps_are_drawn_and_of_nothing_say_why(swept):
     chosen, records = swept
-    rows = tables.comparisons(verdict.judge(chosen, records).to_json())
+    judged = verdict.judge(chosen, records).file
     drawn = chart_parts.svg(sweep_charts.sweep_map(steps.sweep_map(chosen, records)))
     assert drawn.count('aria-roledescription="rect mark"') == 8 and "100 (6)" in drawn
-    loads = tables.load_table(rows)
+    loads = tables.load_table(judged)
     assert sorted(set(loads["requests at once"])) == [
         1,
         4,
     ] and "own-1+steps=2 ÷ none" in chart_parts.svg(sweep_charts.by_load(loads))
     assert "no search" in chart_parts.svg(sweep_charts.sweep_map(steps.sweep_map(chosen, [])))
+    nothing = VerdictFile()
     assert "no comparison has a result" in chart_parts.svg(
-        sweep_charts.by_load(tables.load_table(rows.iloc[:0]))
+        sweep_charts.by_load(tables.load_table(nothing))
     )
-    assert "nothing was compared" in chart_parts.svg(charts.forest(rows.iloc[:0]))
+    assert "nothing was compared" in chart_parts.svg(charts.forest(tables.comparisons(nothing)))
 
 
 def test_a_single_step_count_needs_no_search():

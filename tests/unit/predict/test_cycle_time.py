@@ -348,9 +348,6 @@ def test_a_stage_is_its_bytes_and_its_collectives(origin):
         found.stages["draft"].total_s + found.stages["draft_extend"].total_s
     )
     assert found.cycle_s == pytest.approx(found.draft_s + found.stages["verify"].total_s)
-    assert predict(
-        profile, target, draft, Arm.parse("own-1"), machine(), remainder_s=1e-3
-    ).cycle_s == pytest.approx(found.cycle_s + 1e-3)
 
 
 def test_large_weights_are_read_as_fast_as_copies_and_each_product_takes_its_own_time(origin):
@@ -401,9 +398,7 @@ def test_the_slower_of_device_and_host_sets_the_pace():
     assert Prediction("shared", parts, host_s=5e-3).cycle_s == 5e-3 and Prediction(
         "shared", parts, host_s=1e-3
     ).cycle_s == pytest.approx(3e-3)
-    assert Prediction("shared", parts, 1e-3, 5e-3).cycle_s == pytest.approx(6e-3) and Prediction(
-        "shared", parts, 1e-3
-    ).device_s == pytest.approx(3e-3)
+    assert Prediction("shared", parts, 5e-3).device_s == pytest.approx(3e-3)
 
 
 def test_the_floor_of_a_draft_seen_on_two_h200(origin, tmp_path):

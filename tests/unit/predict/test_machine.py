@@ -31,7 +31,7 @@ from workbench.predict.machine import (
     save,
     unmeasured,
 )
-from workbench.predict.measure_machine import measure, of
+from workbench.predict.measure_machine import measure, saved_or_measured
 
 
 def machine(**changes) -> Machine:
@@ -197,7 +197,7 @@ def test_the_cpu_is_measured_by_real_processes_and_used_again(
     profile = profile.model_copy(
         update={"server": profile.server.model_copy(update={"environment": environment})}
     )
-    found = of(profile, tmp_path / "machines")
+    found = saved_or_measured(profile, tmp_path / "machines")
     assert (found.engine, found.ranks, found.name) == ("cpu", 2, name_of(profile))
     assert (
         1e7 < found.copy_bytes_per_s < 1e12
@@ -219,7 +219,7 @@ def test_the_cpu_is_measured_by_real_processes_and_used_again(
         raise AssertionError("measured twice")
 
     monkeypatch.setattr(measure_machine, "measure", again)
-    assert of(profile, tmp_path / "machines") == found
+    assert saved_or_measured(profile, tmp_path / "machines") == found
 
 
 def test_a_measurement_that_fails_says_why():

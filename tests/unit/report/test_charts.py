@@ -2,6 +2,7 @@
 script and loads nothing.
 """
 
+import math
 import re
 from xml.etree import ElementTree
 
@@ -9,9 +10,11 @@ import pandas as pd
 import pytest
 
 from tests.simulated import VERDICT, records, refused
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report import chart_parts, charts, cycle_charts, log_tables, tables
 
 LOG = records()
+SOUND, REFUSED = VerdictFile.read(VERDICT), VerdictFile.read(refused())
 BLOCKS = log_tables.blocks(LOG)
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'>&amp;"""
 ARMS = ["none", "shared", "own-1"]
@@ -30,10 +33,10 @@ def drawn(width=chart_parts.WIDE):
         "by start": charts.throughput_by_start(
             BLOCKS[BLOCKS["experiment"] == "baseline"], ARMS, width
         ),
-        "forest": charts.forest(*throughput_of(VERDICT), width),
-        "positions": charts.accept_by_position(tables.accept_by_position(VERDICT), ARMS, width),
-        "collectives": charts.collectives(tables.collectives(VERDICT), ARMS, width),
-        "stages": cycle_charts.stage_times(tables.stage_times(VERDICT), width),
+        "forest": charts.forest(*throughput_of(SOUND), width),
+        "positions": charts.accept_by_position(tables.accept_by_position(SOUND), ARMS, width),
+        "collectives": charts.collectives(tables.collectives(SOUND), ARMS, width),
+        "stages": cycle_charts.stage_times(tables.stage_times(SOUND), width),
     }
 
 
@@ -94,7 +97,7 @@ def test_the_forest_draws_each_interval_the_control_behind_it_and_the_line_of_no
 
 
 def test_rows_of_a_forest_are_told_apart_by_metric_and_experiment():
-    picture = parsed(charts.forest(tables.comparisons(VERDICT), tables.controls(VERDICT)))
+    picture = parsed(charts.forest(tables.comparisons(SOUND), tables.controls(SOUND)))
     assert {
         "throughput, draft_tp",
         "cycle time, draft_tp",
@@ -105,7 +108,7 @@ def test_rows_of_a_forest_are_told_apart_by_metric_and_experiment():
 
 
 def test_the_forest_places_ratios_in_order():
-    picture = parsed(charts.forest(throughput_of(VERDICT)[0]))
+    picture = parsed(charts.forest(throughput_of(SOUND)[0]))
     places = [
         float(re.match(r"translate\(([\d.]+)", e.get("transform"))[1])
         for e in marks(picture, "symbol")
@@ -119,19 +122,19 @@ def test_the_forest_places_ratios_in_order():
 
 
 def test_a_refused_comparison_is_said_and_not_drawn():
-    picture = parsed(charts.forest(*throughput_of(refused())))
+    picture = parsed(charts.forest(*throughput_of(REFUSED)))
     assert len(marks(picture, "symbol")) == 1 and len(marks(picture, "rect", chart_parts.BAND)) == 0
     assert words(picture).count("refused") == 2
 
 
 def test_a_forest_without_any_number_still_has_its_line():
-    comparisons, _ = throughput_of(refused())
+    comparisons, _ = throughput_of(REFUSED)
     picture = parsed(charts.forest(comparisons[:1]))
     assert marks(picture, "symbol") == [] and len(marks(picture, "rule")) == 1
 
 
 def test_bars_of_positions_carry_their_percentage():
-    table = tables.accept_by_position(VERDICT)
+    table = tables.accept_by_position(SOUND)
     picture = parsed(charts.accept_by_position(table, ARMS))
     assert (
         len(marks(picture, "rect")) == len(marks(picture, "rule")) == 6
@@ -140,9 +143,8 @@ def test_bars_of_positions_carry_their_percentage():
 
 
 def test_bars_without_intervals_have_no_whiskers_and_many_bars_no_numbers():
-    table = tables.accept_by_position(
-        {"arms": {"own-1": {"accept": {"positions": [{"value": 0.5}] * 15}}}}
-    )
+    accept = {"positions": [{"value": 0.5}] * 15}
+    table = tables.accept_by_position(VerdictFile.read({"arms": {"own-1": {"accept": accept}}}))
     wide, narrow = (
         parsed(charts.accept_by_position(table, width=width))
         for width in (chart_parts.WIDE, chart_parts.NARROW)
@@ -152,7 +154,8 @@ def test_bars_without_intervals_have_no_whiskers_and_many_bars_no_numbers():
 
 
 def test_no_collective_is_a_zero_and_an_unknown_count_is_unknown():
-    verdict = {"arms": {"own-1": {"collectives_per_round": {"draft": 0, "verify": None}}}}
+    facts = {"collectives_per_round": {"draft": 0, "verify": math.nan}}
+    verdict = VerdictFile.read({"arms": {"own-1": facts}})
     picture = parsed(charts.collectives(tables.collectives(verdict)))
     assert [e.text for e in marks(picture, "text")] == ["0", "unknown"]
     assert len(marks(picture, "rect")) == 1
@@ -165,9 +168,8 @@ def test_stages_are_stacked_in_the_cycles_order():
 
 
 def test_an_arm_keeps_its_colour_whatever_else_is_in_the_chart():
-    few = parsed(
-        charts.collectives(tables.collectives({"arms": {"own-1": VERDICT["arms"]["own-1"]}}), ARMS)
-    )
+    verdict = SOUND.model_copy(update={"arms": {"own-1": SOUND.arms["own-1"]}})
+    few = parsed(charts.collectives(tables.collectives(verdict), ARMS))
     assert marks(few, "rect", chart_parts.palette(ARMS)["own-1"])
 
 
@@ -202,11 +204,13 @@ def test_more_than_five_thousand_rows_never_reach_a_chart(number):
 
 def test_names_are_text_in_every_chart():
     blocks = BLOCKS.replace({"arm": {"own-1": HOSTILE}, "experiment": {"draft_tp": HOSTILE}})
-    verdict = VERDICT | {
-        "arms": {HOSTILE: VERDICT["arms"]["own-1"]},
-        "comparisons": [VERDICT["comparisons"][0] | {"a": HOSTILE}],
-    }
-    positions = tables.accept_by_position(VERDICT).replace({"arm": {"own-1": HOSTILE}})
+    verdict = SOUND.model_copy(
+        update={
+            "arms": {HOSTILE: SOUND.arms["own-1"]},
+            "comparisons": (SOUND.comparisons[0].model_copy(update={"a": HOSTILE}),),
+        }
+    )
+    positions = tables.accept_by_position(SOUND).replace({"arm": {"own-1": HOSTILE}})
     for chart in (
         charts.throughput_by_pair(blocks[blocks["experiment"] == HOSTILE]),
         charts.forest(tables.comparisons(verdict)),
@@ -229,18 +233,15 @@ def test_a_picture_loads_nothing_and_has_no_ids_that_could_clash_with_another_pi
         }, name
 
 
-def test_inline_is_an_image_kept_in_the_notebook():
-    shown = chart_parts.inline(drawn()["stages"])
+def test_a_picture_is_an_image_kept_in_the_notebook():
+    shown = chart_parts.picture(drawn()["stages"])
     assert "<svg" in shown._repr_svg_() and "<script" not in shown._repr_svg_()
 
 
 def test_a_stage_that_an_arm_has_not_takes_no_room():
-    verdict = {
-        "arms": {
-            "none": {"collectives_per_round": {"decode": 14}},
-            "shared": {"collectives_per_round": {"verify": 14, "draft": 8}},
-        }
-    }
+    counted = {"none": {"decode": 14}, "shared": {"verify": 14, "draft": 8}}
+    arms = {arm: {"collectives_per_round": found} for arm, found in counted.items()}
+    verdict = VerdictFile.read({"arms": arms})
     picture = parsed(charts.collectives(tables.collectives(verdict)))
     assert len(marks(picture, "rect")) == 3 and [
         w for w in words(picture) if w in ("draft", "verify", "decode")

@@ -16,8 +16,10 @@ from tests.simulated import ABOUT, PROFILE, PROVENANCE, VERDICT, block, failure,
 from workbench.experiment import profile, profile_sections, runlog
 from workbench.experiment.runlog import Finding
 from workbench.judge.verdict import judge
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report import figures, report, tables
 
+read = VerdictFile.read
 HOSTILE = """<script>alert(1)</script><img src=x onerror="alert(2)">"""
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -61,7 +63,7 @@ def undrawn(verdict):
 
 
 def render(verdict=undrawn(VERDICT), log=(), provenance=PROVENANCE, setting=PROFILE):
-    return report.render(verdict, log, provenance, setting)
+    return report.render(read(verdict), log, provenance, setting)
 
 
 def files(page):
@@ -171,17 +173,17 @@ def test_labels_say_what_the_numbers_are(engine, source, about, said, unsaid):
     }
     text = Page(render(verdict, setting=PROFILE | {"about": about, "name": "p"})).text
     assert [w for w in said if w not in text] == [] and [
-        w for w in unsaid if w in report.labels(verdict, {}, {"about": about})
+        w for w in unsaid if w in report.labels(read(verdict), {}, {"about": about})
     ] == []
 
 
 def test_what_a_verdict_does_not_say_is_not_guessed():
-    assert report.labels({}, {}, {}) == ["engine unknown", "live or recorded unknown"]
+    assert report.labels(read({}), {}, {}) == ["engine unknown", "live or recorded unknown"]
 
 
 def test_a_recordings_own_name_is_its_label():
     assert "recorded: two cards" in report.labels(
-        {"source": "recorded", "profile": "x"}, {"recording": "two cards"}, {}
+        read({"source": "recorded", "profile": "x"}), {"recording": "two cards"}, {}
     )
 
 
@@ -206,24 +208,24 @@ def test_every_kind_of_refusal_is_said_at_the_top_in_its_own_words(name, monkeyp
     # The words are looked at here, and charts take their time.
     monkeypatch.setattr(report, "figures", lambda *_: [])
     log, setting = runlog.read(FIXTURES / f"{name}.jsonl"), sound_profile()
-    verdict = judge(setting, log).to_json()
+    verdict = judge(setting, log).file
     top = Page(report.render(verdict, log, {}, setting.model_dump())).text.partition("Comparisons")[
         0
     ]
-    assert "Not valid." in top and verdict["sentence"] in top
-    assert [r["sentence"] for r in verdict["reasons"][:5] if r["sentence"] not in top] == []
+    assert "Not valid." in top and verdict.sentence in top
+    assert [r.sentence for r in verdict.reasons[:5] if r.sentence not in top] == []
 
 
 def test_a_sound_run_is_valid_with_each_ratio_as_it_was_judged():
     log, setting = runlog.read(FIXTURES / "sound.jsonl"), sound_profile()
-    verdict = judge(setting, log).to_json()
+    verdict = judge(setting, log).file
     html = report.render(verdict, log, {}, setting.model_dump())
     assert "<strong>Valid.</strong>" in html
-    for comparison in [*verdict["comparisons"], *verdict["controls"]]:
-        ratio, low, high = (f"{comparison[key]:.3f}" for key in ("ratio", "low", "high"))
+    for c in [*verdict.comparisons, *verdict.controls]:
+        ratio, low, high = (f"{end:.3f}" for end in (c.ratio, c.low, c.high))
         assert f"{low} to {high}" in html and f"{ratio} [{low}, {high}]" in html
-        if beside := comparison["beside"]:
-            assert f"{beside['low']:.3f} to {beside['high']:.3f}" in html
+        if c.beside:
+            assert f"{c.beside.low:.3f} to {c.beside.high:.3f}" in html
 
 
 def test_only_five_reasons_stand_at_the_top_and_the_rest_are_a_link_away():
@@ -235,21 +237,21 @@ def test_only_five_reasons_stand_at_the_top_and_the_rest_are_a_link_away():
 
 def test_a_wished_resolution_says_what_it_costs():
     log, setting = runlog.read(FIXTURES / "sound.jsonl"), sound_profile()
-    verdict = judge(setting, log, wished=0.002).to_json()
+    verdict = judge(setting, log, wished=0.002).file
     wish = {"plan": {"resolution": 0.002}}
     comparison = next(
         c
-        for c in verdict["comparisons"]
-        if (c["a"], c["b"], c["metric"]) == ("own-1", "shared", "tokens_per_s")
+        for c in verdict.comparisons
+        if (c.a, c.b, c.metric) == ("own-1", "shared", "tokens_per_s")
     )
     said = report.costs(tables.comparisons(verdict), wish)
     assert (
-        f"own-1 ÷ shared, throughput: a resolution of 0.2 % takes {comparison['wanted']} pairs of"
-        f" blocks in all, {comparison['wanted_seconds']:.0f} s more than this run." in said
+        f"own-1 ÷ shared, throughput: a resolution of 0.2 % takes {comparison.wanted} pairs of"
+        f" blocks in all, {comparison.wanted_seconds:.0f} s more than this run." in said
     )
     assert any("starts a side in all" in sentence for sentence in said)
-    assert said[0] in Page(render(verdict, setting=PROFILE | wish)).text
-    assert report.costs(tables.comparisons(VERDICT), PROFILE) == []
+    assert said[0] in Page(report.render(verdict, (), {}, PROFILE | wish)).text
+    assert report.costs(tables.comparisons(read(VERDICT)), PROFILE) == []
 
 
 def test_notes_and_simulated_acceptance_are_said_at_the_top():
@@ -261,7 +263,7 @@ def test_notes_and_simulated_acceptance_are_said_at_the_top():
 
 def test_unknown_is_written_unknown():
     verdict = undrawn(VERDICT) | {
-        "arms": {"own-1": {"tokens_per_s": None, "attested": None}},
+        "arms": {"own-1": {"tokens_per_s": None}},
         "parity": {},
     }
     row = re.search(r"own-1</th>(.*?)</tr>", render(verdict), re.S)[1]
@@ -347,7 +349,7 @@ def test_the_raw_data_in_the_page_is_the_runs_own(log, page, tmp_path):
     (tmp_path / "runs.jsonl").write_bytes(held["runs.jsonl"])
     assert runlog.read(tmp_path / "runs.jsonl") == log
     assert (
-        json.loads(held["verdict.json"]) == VERDICT
+        read(json.loads(held["verdict.json"])) == read(VERDICT)
         and json.loads(held["provenance.json"]) == PROVENANCE
     )
 
@@ -364,7 +366,7 @@ def test_the_profile_in_the_page_replays_the_same_setting(tmp_path):
 
 def test_commands_are_exact(log):
     own = {"command": ["workbench", "replay", "cpu tiny", "-p", "pairs=12"]}
-    (_, made), (_, again), (served, server) = report.commands(VERDICT, log, own)
+    (_, made), (_, again), (served, server) = report.commands(log, own)
     assert (made, again) == (
         "workbench replay 'cpu tiny' -p pairs=12",
         "workbench replay profile.yaml",
@@ -376,13 +378,13 @@ def test_commands_are_exact(log):
     )
     assert served == "Server of shared, own-1 (draft_tp); none (baseline); shared (baseline)"
     assert (
-        report.commands({}, [], {"recording": "two-cards"})[0][1]
+        report.commands([], {"recording": "two-cards"})[0][1]
         == "workbench replay recorded:two-cards"
     )
 
 
 def test_commands_are_in_the_page(log, page):
-    assert all(command in page.text for _, command in report.commands(VERDICT, log, PROVENANCE))
+    assert all(command in page.text for _, command in report.commands(log, PROVENANCE))
 
 
 def test_a_log_too_large_for_a_page_loses_its_tokens_and_says_so(log, monkeypatch):
@@ -402,13 +404,13 @@ def test_a_log_too_large_for_a_page_loses_its_tokens_and_says_so(log, monkeypatc
 
 def test_a_log_too_large_even_so_stays_in_its_folder_and_the_page_says_so(log, monkeypatch):
     monkeypatch.setattr(report, "DATA_LIMIT", 100)
-    held, left_out = report.downloads(VERDICT, log, {}, {})
+    held, left_out = report.downloads(read(VERDICT), log, {}, {})
     assert [f.name for f in held] == ["verdict.json", "provenance.json", "profile.yaml"]
     assert "take runs.jsonl from the run’s folder" in left_out
 
 
 def test_a_run_that_measured_nothing_still_has_a_report():
-    page = Page(report.render({}, [], {}, {}))
+    page = Page(report.render(read({}), [], {}, {}))
     for said in (
         "No verdict was stated.",
         "Not valid.",
@@ -431,12 +433,12 @@ def test_keys_that_the_schema_does_not_know_do_no_harm():
 
 def test_a_control_outside_its_noise_is_drawn_as_the_evidence_it_is():
     log, setting = runlog.read(FIXTURES / "control.jsonl"), sound_profile()
-    verdict = judge(setting, log).to_json()
-    first = next(figures.figures(verdict | {"arms": {}}, []))
-    control = verdict["control"]
+    verdict = judge(setting, log).file
+    first = next(figures.figures(verdict.model_copy(update={"arms": {}}), []))
+    control = verdict.control
     assert (
         "refused" in first.wide
-        and f"{control['ratio']:.3f} [{control['low']:.3f}, {control['high']:.3f}]" in first.wide
+        and f"{control.ratio:.3f} [{control.low:.3f}, {control.high:.3f}]" in first.wide
     )
 
 
@@ -449,7 +451,7 @@ def test_blocks_of_one_experiment_are_charted_by_the_unit_they_are_compared_by(l
         ]
         return [
             f.title.partition(":")[0]
-            for f in figures.figures({}, blocks)
+            for f in figures.figures(read({}), blocks)
             if f.title.startswith("Throughput")
         ]
 

@@ -10,9 +10,11 @@ from tests.simulated import PROFILE, PROVENANCE, VERDICT, block, failure, record
 from workbench.experiment import runlog
 from workbench.experiment.runlog import Finding
 from workbench.judge.verdict import judge
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report import cells, log_tables, tables
 
-UNKNOWN_NUMBERS = [None, math.nan, math.inf, "3", True]
+read = VerdictFile.read
+UNKNOWN_NUMBERS = [None, math.nan, math.inf]
 
 
 def test_throughput_is_all_tokens_over_the_blocks_seconds():
@@ -45,7 +47,7 @@ def test_answers_that_differ_are_counted_whatever_they_are_put_down_to(result, d
         "parity": {"own-1": result},
         "parity_counts": counts,
     }
-    assert tables.arms(verdict, {})["output"].tolist() == [said, "not checked"]
+    assert tables.arms(read(verdict), {})["output"].tolist() == [said, "not checked"]
 
 
 def test_a_block_without_duration_has_unknown_throughput():
@@ -66,21 +68,20 @@ def test_only_measured_blocks_count(role):
 
 def test_what_is_not_known_to_be_an_arms_is_not_shown_as_its():
     blocks = log_tables.blocks(records(2))
-    kept = tables.with_result(blocks, refused())
+    kept = tables.with_result(blocks, read(refused()))
     assert "own-1" in set(blocks["arm"]) and set(kept["arm"]) == {"none", "shared", "shared#2"}
     by_experiment = {
         "arms": {"shared": {"tokens_per_s": 1.0}},
         "experiments": {"draft_tp": {"shared": {"tokens_per_s": None}}},
     }
     assert set(
-        tables.with_result(blocks, by_experiment).query("arm == 'shared'")["experiment"]
+        tables.with_result(blocks, read(by_experiment)).query("arm == 'shared'")["experiment"]
     ) == {"baseline"}
 
 
 def test_positions_are_those_of_the_verdict():
-    table = tables.accept_by_position(
-        VERDICT | {"arms": VERDICT["arms"] | {"own-2": {"accept": {"positions": [{"value": 0.5}]}}}}
-    )
+    more = VERDICT["arms"] | {"own-2": {"accept": {"positions": [{"value": 0.5}]}}}
+    table = tables.accept_by_position(read(VERDICT | {"arms": more}))
     shared = table[table["arm"] == "shared"]
     assert shared["position"].tolist() == [1, 2, 3] and shared[
         "accepted (% of cycles)"
@@ -95,11 +96,11 @@ def test_positions_are_those_of_the_verdict():
 
 
 def test_shares_of_positions_and_the_bonus_token_are_the_accept_length():
-    judged = judge(profile(), runlog.read(FIXTURES / "sound.jsonl")).to_json()
+    judged = judge(profile(), runlog.read(FIXTURES / "sound.jsonl")).file
     table = tables.accept_by_position(judged)
     for arm in ("shared", "own-1"):
         drafts = table.loc[table["arm"] == arm, "accepted (% of cycles)"].sum() / 100
-        assert 1 + drafts == pytest.approx(judged["arms"][arm]["accept_length"])
+        assert 1 + drafts == pytest.approx(judged.arms[arm].accept_length)
 
 
 def many_blocks(number):
@@ -149,7 +150,7 @@ def test_more_starts_than_rows_are_merged_across_starts_and_more_arms_are_refuse
 
 
 def test_arms_say_what_they_are_and_what_they_did():
-    table = tables.arms(VERDICT, PROFILE).set_index("arm")
+    table = tables.arms(read(VERDICT), PROFILE).set_index("arm")
     assert table["draft TP (ranks)"].to_dict() == {"none": "–", "shared": 2, "own-1": 1}
     assert table.loc[
         "shared",
@@ -168,7 +169,7 @@ def test_arms_say_what_they_are_and_what_they_did():
     ],
 )
 def test_an_arms_own_settings_are_named(arm, words):
-    assert tables.arms({"arms": {arm: {}}}, PROFILE)["drafting"].tolist() == [words]
+    assert tables.arms(read({"arms": {arm: {}}}), PROFILE)["drafting"].tolist() == [words]
 
 
 @pytest.mark.parametrize("value", UNKNOWN_NUMBERS)
@@ -178,14 +179,11 @@ def test_an_unknown_number_is_never_zero(value):
         "cycle_ms": value,
         "accept_length": value,
         "accept_rate": value,
-        "collectives_per_round": {"draft": value},
-        "stage_ms": {"draft": value},
-        "attested": None,
+        "collectives_per_round": {} if value is None else {"draft": value},
+        "stage_ms": {} if value is None else {"draft": value},
     }
-    verdict = {
-        "arms": {"own-1": facts},
-        "comparisons": [{"a": "own-1", "b": "shared", "ratio": value, "low": value, "high": value}],
-    }
+    comparison = {"a": "own-1", "b": "shared", "ratio": value, "low": value, "high": value}
+    verdict = read({"arms": {"own-1": facts}, "comparisons": [comparison | {"valid": True}]})
     shown = cells.shown(tables.arms(verdict, PROFILE)).iloc[0]
     for column in (
         "throughput (tokens/s)",
@@ -202,11 +200,8 @@ def test_an_unknown_number_is_never_zero(value):
 
 
 def test_a_zero_is_never_unknown():
-    verdict = {
-        "arms": {
-            "own-1": {"accept_rate": 0.0, "tokens_per_s": 0, "collectives_per_round": {"draft": 0}}
-        }
-    }
+    facts = {"accept_rate": 0.0, "tokens_per_s": 0, "collectives_per_round": {"draft": 0}}
+    verdict = read({"arms": {"own-1": facts}})
     shown = cells.shown(tables.arms(verdict, PROFILE)).iloc[0]
     assert (
         shown["accept rate (%)"],
@@ -216,59 +211,49 @@ def test_a_zero_is_never_unknown():
 
 
 def test_a_refused_comparison_keeps_its_reasons_and_no_ratio():
-    refused_one = VERDICT["comparisons"][0] | {"valid": False, "reasons": ["a reason"]}
-    row = tables.comparisons({"comparisons": [refused_one]}).iloc[0]
-    assert (row["comparison"], row["metric"], row["reasons"]) == (
-        "own-1 ÷ shared",
-        "throughput",
-        ["a reason"],
-    )
+    refused_one = VERDICT["comparisons"][0] | {"valid": False, "reasons": [{"sentence": "why"}]}
+    row = tables.comparisons(read({"comparisons": [refused_one]})).iloc[0]
+    assert (row["comparison"], row["metric"]) == ("own-1 ÷ shared", "throughput")
+    assert [reason.sentence for reason in row["reasons"]] == ["why"]
     assert row[["ratio", "low", "high", "low by BCa", "high by BCa"]].isna().all()
 
 
 @pytest.mark.parametrize(
-    "control, ratios",
+    "control, controls, ratios",
     [
-        (VERDICT["control"], [1.004]),
-        ([VERDICT["control"], {"arm": "own-1", "ratio": 0.99}], [1.004, 0.99]),
-        ({}, []),
-        (None, []),
+        (VERDICT["control"], [], [1.004]),
+        ({}, [VERDICT["control"], VERDICT["control"] | {"ratio": 0.99}], [1.004, 0.99]),
+        ({}, [], []),
+        (None, [], []),
     ],
 )
-def test_control_may_be_one_or_several_or_absent(control, ratios):
-    assert tables.controls({"control": control, "controls": None})["ratio"].tolist() == ratios
-    assert tables.controls({"control": {"ratio": 9}, "controls": control})["ratio"].tolist() == (
-        ratios or [9]
-    )
+def test_control_may_be_one_or_several_or_absent(control, controls, ratios):
+    verdict = read({"control": control, "controls": controls})
+    assert tables.controls(verdict)["ratio"].tolist() == ratios
 
 
 def test_one_reason_is_said_once_with_all_that_it_concerns():
-    table = tables.refusals(refused()).set_index("key")
+    table = tables.refusals(read(refused())).set_index("key")
     assert (
         table.loc["cached_tokens", "concerns"]
         == "the run; throughput of own-1 ÷ shared; cycle time of own-1 ÷ shared"
     )
     assert table.loc["not_attested", "reason"].startswith("own-1 was not attested on rank 1")
     assert table.loc["control", "concerns"] == "throughput of shared ÷ shared"
-    assert tables.refusals(VERDICT).empty
+    assert tables.refusals(read(VERDICT)).empty
 
 
 def test_a_reason_of_the_run_names_its_arms_and_experiment():
     reason = {"key": "k", "sentence": "s", "experiment": "draft_tp", "arms": ["own-1", "shared"]}
-    assert tables.refusals({"reasons": [reason, reason | {"sentence": "t", "arms": []}]})[
-        "concerns"
-    ].tolist() == ["own-1 and shared in draft_tp", "draft_tp"]
-
-
-def test_reasons_may_be_bare_sentences_or_lack_a_key():
-    assert tables.refusals({"reasons": ["bare", {"sentence": "keyless"}]})["reason"].tolist() == [
-        "bare",
-        "keyless",
+    told = read({"reasons": [reason, reason | {"sentence": "t", "arms": []}]})
+    assert tables.refusals(told)["concerns"].tolist() == [
+        "own-1 and shared in draft_tp",
+        "draft_tp",
     ]
 
 
 def test_collectives_are_in_the_cycles_order_with_their_kinds():
-    table = tables.collectives(VERDICT)
+    table = tables.collectives(read(VERDICT))
     shared = table[table["arm"] == "shared"]
     assert shared["stage"].tolist() == ["draft", "verify", "draft-extend"]
     assert shared["kinds"].tolist() == [
@@ -289,10 +274,9 @@ def test_parity_is_said_with_its_counts_where_they_are_known():
         "own_mismatched": 0,
         "own_compared": 3,
     }
-    assert tables.parity(
-        {"parity_counts": [told], "parity": {"own-1": "differs"}}
-    ).values.tolist() == [list(told.values())]
-    plain = cells.shown(tables.parity({"parity": {"own-1": "identical"}}))
+    counted = read({"parity_counts": [told], "parity": {"own-1": "differs"}})
+    assert tables.parity(counted).values.tolist() == [list(told.values())]
+    plain = cells.shown(tables.parity(read({"parity": {"own-1": "identical"}})))
     assert plain.values.tolist() == [["own-1", "unknown", "identical", *["unknown"] * 4]]
 
 
@@ -348,7 +332,7 @@ def test_a_columns_numbers_share_their_decimals(column, words):
 
 def test_what_comes_once_a_request_is_no_part_of_a_cycle():
     per = {"prefill": 30.0, "draft_prefill": 5.0, "decode": 3.0, "verify": 4.0, "draft": 2.0}
-    verdict = {"arms": {"shared": {"stage_ms": per, "collectives_per_round": per}}}
+    verdict = read({"arms": {"shared": {"stage_ms": per, "collectives_per_round": per}}})
     assert (
         tables.stage_times(verdict)["stage"].tolist()
         == tables.collectives(verdict)["stage"].tolist()

@@ -15,6 +15,7 @@ from tests.simulated import PROFILE, PROVENANCE, VERDICT
 from workbench import cli
 from workbench.judge import stats
 from workbench.judge.stats import Interval
+from workbench.judge.verdict_file import VerdictFile
 from workbench.report import two_runs
 from workbench.report.two_runs import Side
 
@@ -27,7 +28,7 @@ def run(name="first", **changes):
         comparison |= changes.get("comparisons", {})
     return Side(
         name,
-        verdict | changes.get("verdict", {}),
+        VerdictFile.read(verdict | changes.get("verdict", {})),
         PROVENANCE | changes.get("provenance", {}),
         PROFILE | changes.get("profile", {}),
     )
@@ -88,10 +89,9 @@ def test_runs_that_differ_are_said_to():
 
 
 def test_a_comparison_of_one_run_alone_and_a_refused_one_have_no_ratio_of_ratios():
-    other = run("second")
-    other.verdict["comparisons"][:2] = [
-        c | {"valid": False} for c in other.verdict["comparisons"][:2]
-    ]
+    first, second, third = copy.deepcopy(VERDICT["comparisons"])
+    refused = [first | {"valid": False}, second | {"valid": False}, third]
+    other = run("second", verdict={"comparisons": refused})
     rows = two_runs.compared(run(), other).set_index(["comparison", "metric"])
     assert rows.loc[("own-1 ÷ shared", "throughput"), "told"] == "in A alone" and math.isnan(
         rows.loc[("own-1 ÷ shared", "throughput"), "A ÷ B"]
@@ -100,7 +100,7 @@ def test_a_comparison_of_one_run_alone_and_a_refused_one_have_no_ratio_of_ratios
 
 
 def test_two_runs_with_nothing_in_common_have_a_page_that_says_so():
-    empty = Side("empty", {}, {}, {})
+    empty = Side("empty", VerdictFile(), {}, {})
     assert (
         two_runs.sentence(run(), empty)
         == "Nothing was compared with a result in both runs, first (A) and empty (B)."

@@ -24,7 +24,7 @@ TP = 2
 
 
 class Servers:
-    """Stands for SGLang, its servers and the client: one server at a time, whose arm in force is
+    """Stands for SGLang, its servers and the client: one server at a time, whose active arm is
     ``arm``.
     """
 
@@ -292,7 +292,7 @@ def test_a_block_whose_server_does_or_counts_something_else_is_not_attested(
     assert [b.attested for b in blocks(run)] == [False]
 
 
-def test_a_plan_of_the_whole_experiment_runs_and_is_attested(run, monkeypatch):
+def test_a_plan_of_the_whole_experiment_runs_and_passes_the_placement_check(run, monkeypatch):
     fake = Servers(monkeypatch)
     run.__dict__["prompts"] = [{"id": f"p{n}", "input_ids": [n]} for n in range(40)]
     run.measure(plans.draft_tp(run.profile, 40))

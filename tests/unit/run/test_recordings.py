@@ -17,12 +17,14 @@ from workbench.experiment import communication, plans, profile, runlog
 from workbench.experiment.errors import BadInput, WorkbenchError
 from workbench.experiment.runlog import Block, RunLog
 from workbench.judge.stopping import STOPPED
+from workbench.judge.verdict_file import VerdictFile
 from workbench.predict import preflight
 from workbench.replay import NOTEBOOKS, missing
 from workbench.report import chart_parts
 from workbench.run import lab, provenance, recording
 from workbench.serving import gpus, server, server_log
 
+read = VerdictFile.read
 MACHINE = re.compile(r"(?<![\w.])[~/](root|home|tmp|usr|data|mnt|work|opt|var|\.cache|\.pyenv)/")
 
 
@@ -56,13 +58,13 @@ def test_every_recording_gives_its_verdict_again(name, tmp_path, monkeypatch):
         if notebook.measures in run.provenance["blocks"]:
             experiments.measure(run, notebook.measures)
     assert (
-        probe.answer(probe.of(run))
+        probe.answer(probe.searched(run))
         and isinstance(run.preflight(), list)
-        and wiring.check(run)["sentence"]
+        and wiring.check(run).sentence
     )
     judged = publish.publish(run)
     assert list(recording.differences(recording.stored_verdict(name), judged)) == []
-    assert judged["source"] == "recorded" and (run.folder / "runs.jsonl").read_bytes() == before
+    assert judged.source == "recorded" and (run.folder / "runs.jsonl").read_bytes() == before
     report = (run.folder / "report.html").read_text()
     assert (
         provenance.sentence(run.provenance) in report
@@ -165,13 +167,13 @@ def test_it_replays_where_neither_pair_nor_prompts_exist(run, tmp_path, capsys):
     judged = publish.publish(found)
     assert list(recording.differences(recording.stored_verdict("kept"), judged)) == []
     # What no notebook answered at the time is not made up now.
-    assert wiring.check(found) == {"ok": None, "sentence": "Not checked when this was recorded."}
+    assert wiring.check(found).sentence == "Not checked when this was recorded."
     assert (
-        probe.answer(probe.of(found)) == "Not answered when this was recorded."
+        probe.answer(probe.searched(found)) == "Not answered when this was recorded."
         and probe.table(None).empty
         and found.preflight() == []
     )
-    assert found.record_finding("draft_tp", "new", 3) == 3 and found.finding("new") is None
+    assert found.record_finding("draft_tp", "new", 3) == 3 and found.finding("new", int) is None
     assert collectives.facts(found) == communication.Facts("cpu", 2)
     # Opened again, as each notebook does, and by its folder.
     assert (
@@ -341,29 +343,18 @@ def test_the_command_line(run, tmp_path, capsys):
 
 
 def test_figures_are_compared_and_words_are_not():
-    stored = {"sentence": "a", "arms": {"x": {"ms": 2.0, "n": None}}, "list": [1, 2]}
-    assert (
-        list(
-            recording.differences(
-                stored,
-                {
-                    "sentence": "b",
-                    "arms": {"x": {"ms": 2.0 + 1e-9, "n": None}},
-                    "list": [1, 2],
-                    "new": 1,
-                },
-            )
+    stored = read({"sentence": "a", "arms": {"x": {"cycle_ms": 2.0, "accept_rate": None}}})
+    near = {"cycle_ms": 2.0 + 1e-9, "accept_rate": None, "tokens_per_s": 1.0}
+    later = read({"sentence": "b", "arms": {"x": near}, "profile": "new"})
+    assert list(recording.differences(stored, later)) == []
+    apart = read({"arms": {"x": {"cycle_ms": 2.1, "accept_rate": 0.0}}})
+    assert len(list(recording.differences(stored, apart))) == 2
+    assert sorted(
+        recording.differences(
+            read({"valid": True, "arms": {"x": {"blocks": 1}}}),
+            read({"valid": False, "arms": {"x": {"blocks": 2}}}),
         )
-        == []
-    )
-    assert (
-        list(recording.differences(stored, {"arms": {"x": {"ms": 2.1, "n": 0.0}}, "list": [1]}))
-        != []
-    )
-    assert sorted(recording.differences({"a": True, "b": 1}, {"a": False, "b": 1.1})) == [
-        "a is False where True was recorded",
-        "b is 1.1 where 1 was recorded",
-    ]
+    ) == ["arms.x.blocks is 2 where 1 was recorded", "valid is False where True was recorded"]
 
 
 def test_paths_become_public():

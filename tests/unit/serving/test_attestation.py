@@ -174,7 +174,7 @@ CHAIN = Speculation(steps=2, draft_tokens=3)
 
 
 def running(**changes) -> list[dict]:
-    """What four ranks say of own-2+steps=2 in force."""
+    """What four ranks say of own-2+steps=2 being active."""
     return [
         {
             "arm": "own-2+steps=2",

@@ -230,8 +230,8 @@ def test_the_report_names_the_nodes():
     setting = PROFILE | {"nodes": [{"name": "gpu1"}, {"name": "gpu2"}]}
     assert ("target TP", "2 ranks on 2 nodes (gpu1, gpu2)") in report.conditions([], setting)
     assert ("target TP", "2 ranks") in report.conditions([], PROFILE)
-    assert report.commands({}, [start], {})[-1] == (
+    assert report.commands([start], {})[-1] == (
         "Server of shared, own-1 (draft_tp), its part on gpu2",
         "A=b python --node-rank 1",
     )
-    assert str(ROOT) not in str(report.commands({}, [start], {}))
+    assert str(ROOT) not in str(report.commands([start], {}))

@@ -4,7 +4,11 @@ first rank; nothing private.
 
 from pathlib import Path
 
-from workbench.serving import server_log
+import pytest
+
+from workbench.experiment.profile_sections import ROOT
+from workbench.serving import faults, server_log
+from workbench.serving.faults import Cause
 
 TWO_RANKS = """[2026-01-01 00:00:00 TP1] Load weight begin.
 [2026-01-01 00:00:01 TP1] Scheduler hit an exception: Traceback (most recent call last):
@@ -24,8 +28,12 @@ def write(tmp_path, text) -> Path:
     return tmp_path / "log"
 
 
+def first(log: Path) -> str:
+    return faults.first(log).text
+
+
 def test_the_first_traceback_of_the_first_rank(tmp_path):
-    said = server_log.first_failure(write(tmp_path, TWO_RANKS))
+    said = first(write(tmp_path, TWO_RANKS))
     assert (
         said.startswith("TP1: ")
         and said.endswith("ValueError: the first to fail")
@@ -38,12 +46,8 @@ def test_a_harmless_traceback_of_a_helper_thread_is_passed_over(tmp_path):
         "Exception in thread Thread-1:\nTraceback (most recent call last):\n  File"
         ' "c.py"\nConnectionError: not open yet\n'
     )
-    assert server_log.first_failure(write(tmp_path, harmless + TWO_RANKS)).endswith(
-        "ValueError: the first to fail"
-    )
-    assert server_log.first_failure(write(tmp_path, harmless)).endswith(
-        "ConnectionError: not open yet"
-    )
+    assert first(write(tmp_path, harmless + TWO_RANKS)).endswith("ValueError: the first to fail")
+    assert first(write(tmp_path, harmless)).endswith("ConnectionError: not open yet")
 
 
 def test_a_failure_that_sglang_passes_over_is_none_of_the_servers(tmp_path):
@@ -55,18 +59,16 @@ def test_a_failure_that_sglang_passes_over_is_none_of_the_servers(tmp_path):
         "[2026-01-01 00:00:00] post-warmup freeze_gc failed\nTraceback (most recent call last):\n "
         ' File "c.py"\nE: refused\n' + chained
     )
-    assert server_log.first_failure(write(tmp_path, passed)) is None
-    assert server_log.first_failure(
+    assert faults.first(write(tmp_path, passed)) is None
+    assert first(
         write(tmp_path, passed + 'Traceback (most recent call last):\n  File "e.py"\nF: real\n')
     ).endswith("F: real")
-    assert server_log.first_failure(write(tmp_path, passed + TWO_RANKS)).endswith(
-        "ValueError: the first to fail"
-    )
+    assert first(write(tmp_path, passed + TWO_RANKS)).endswith("ValueError: the first to fail")
 
 
 def test_our_own_sentence_comes_before_any_traceback(tmp_path):
     assert (
-        server_log.first_failure(write(tmp_path, TWO_RANKS + "draft-tp: own-3 does not divide\n"))
+        first(write(tmp_path, TWO_RANKS + "draft-tp: own-3 does not divide\n"))
         == "own-3 does not divide"
     )
 
@@ -75,15 +77,12 @@ def test_a_refusal_inside_a_rank_is_its_sentence(tmp_path):
     text = TWO_RANKS.replace(
         "ValueError: the first to fail", "workbench.engine.hooks.Refused: the pool has 1 heads"
     )
-    assert server_log.first_failure(write(tmp_path, text)) == "TP1: the pool has 1 heads"
+    assert first(write(tmp_path, text)) == "TP1: the pool has 1 heads"
 
 
 def test_a_quiet_or_missing_log(tmp_path):
-    assert server_log.first_failure(write(tmp_path, "all is well\n")) is None
-    assert (
-        server_log.first_failure(tmp_path / "none") is None
-        and server_log.tail(tmp_path / "none") == ()
-    )
+    assert faults.first(write(tmp_path, "all is well\n")) is None
+    assert faults.first(tmp_path / "none") is None and server_log.tail(tmp_path / "none") == ()
 
 
 def test_the_tail_hides_folders_and_secrets(tmp_path):
@@ -91,3 +90,22 @@ def test_the_tail_hides_folders_and_secrets(tmp_path):
     assert server_log.tail(write(tmp_path, f"x\n{line}\n"), 1) == (
         "~/models api_key=<hidden> HF_TOKEN=<hidden>",
     )
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "cause", "ranks"),
+    [
+        ("RanksDisagreed: ranks [1, 3] drafted another tree than rank 0: run", "DISAGREED", (1, 3)),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "OUT_OF_MEMORY", ()),
+        ("ValueError: the first to fail", "OTHER", ()),
+    ],
+)
+def test_the_cause_is_decided_where_the_log_is_read(tmp_path, ended_by, cause, ranks):
+    text = TWO_RANKS.replace("ValueError: the first to fail", ended_by)
+    fault = faults.first(write(tmp_path, text))
+    assert (fault.cause, fault.ranks) == (Cause[cause], ranks) and fault.sentence.endswith(ended_by)
+
+
+def test_the_words_of_a_disagreement_are_those_of_the_engine():
+    source = (ROOT / "workbench/engine/agreement.py").read_text()
+    assert 'f"ranks {different} drafted another tree than rank 0' in source

@@ -141,7 +141,7 @@ class Ranks:
 _of: WeakKeyDictionary[object, Ranks | None] = WeakKeyDictionary()
 
 
-def of(group) -> Ranks | None:
+def ranks_of(group) -> Ranks | None:
     """The ranks of a GroupCoordinator, None where they do not share memory. The first call is
     collective.
     """
@@ -165,7 +165,7 @@ def hooks() -> list[Hook]:
 
     def in_memory(kind: str, original, group, input_, *args, **kwargs):
         listed = len(args) > 1 or kwargs.get("output_tensor_list") is not None
-        ranks = of(group) if input_.is_cpu and Ranks.fits(input_) and not listed else None
+        ranks = ranks_of(group) if input_.is_cpu and Ranks.fits(input_) and not listed else None
         if ranks is None:
             return original(group, input_, *args, **kwargs)
         # A trace shows where the time went; without a profiler there is nothing to tell.

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 
 
 def forked(name: str) -> bool:
-    """Whether a server's launcher descends from a nursery."""
+    """Whether a server's launcher descends from a fork server."""
     launcher = next(p for p in supervisor.processes(name) if "sglang.launch_server" in p.cmdline())
     return any("workbench.serving.forkserver" in parent.cmdline() for parent in launcher.parents())
 
@@ -23,8 +23,8 @@ def forked(name: str) -> bool:
 def test_a_forked_server_is_like_a_started_one_and_reads_no_other_servers_environment(
     tiny, heldout, decoded, logfolder
 ):
-    """SGLANG_SIMULATE_ACC_LEN is such a variable (speculative/spec_utils.py:276): from a nursery
-    without it nothing would be simulated.
+    """SGLANG_SIMULATE_ACC_LEN is such a variable (speculative/spec_utils.py:276): from a fork
+    server without it nothing would be simulated.
     """
     environment = {"SGLANG_SIMULATE_ACC_LEN": "2.0"}
     other = tiny.model_copy(
@@ -50,7 +50,7 @@ def test_a_forked_server_is_like_a_started_one_and_reads_no_other_servers_enviro
 
 
 @pytest.mark.long  # tests/engine/test_faults.py kills one under a run
-def test_what_a_nursery_forked_ends_with_it(tiny, logfolder, monkeypatch):
+def test_what_a_fork_server_forked_ends_with_it(tiny, logfolder, monkeypatch):
     monkeypatch.delenv(forkserver.VARIABLE)
     there = nurseries()
     with server.imported_once(tiny):
