@@ -5,17 +5,12 @@ nothing of them is repeated here.
 """
 
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from workbench.engine.cpu.paths import python_path
 from workbench.experiment import profile
 from workbench.predict import static_fraction
-from workbench.serving.launch_command import CPU_ENVIRONMENT
 
 pytestmark = pytest.mark.engine
 KIMI = "KimiK25ForConditionalGeneration"
@@ -32,7 +27,7 @@ CASES = [
     )
 ]
 PROGRAM = """
-import json, sys
+import json
 from types import SimpleNamespace as Values
 from sglang.srt.arg_groups import memory_hook
 from sglang.srt.arg_groups.model_overrides import qwen3_vl
@@ -50,7 +45,7 @@ def phase(backend, most):
     return Values(backend="disabled" if backend else "full", max_bs=most, bs=None)
 
 answers = []
-for capacity, flags, tp, architecture, vision in json.load(sys.stdin):
+for capacity, flags, tp, architecture, vision in json.loads(ASKED):
     off = flags.get("disable-cuda-graph", False)
     tower = KimiK25VisionConfig(**vision) if vision else None
     model = Values(is_multimodal=is_multimodal_model([architecture]),
@@ -77,7 +72,7 @@ print(json.dumps(answers))
 """
 
 
-def test_the_share_is_the_one_that_sglang_chooses():
+def test_the_share_is_the_one_that_sglang_chooses(imported):
     chosen = profile.load("h200-x2")
     ours, asked = [], []
     for capacity, flags, tp, architecture, vision in CASES:
@@ -103,15 +98,9 @@ def test_the_share_is_the_one_that_sglang_chooses():
             ]
         )
         asked.append((capacity * GIB, flags | most, tp, architecture, vision))
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        env={**os.environ, **CPU_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(python_path())},
-    )
-    assert done.returncode == 0, done.stderr
-    theirs = json.loads(done.stdout.splitlines()[-1])
+    ran = imported.run(f"ASKED = {json.dumps(asked)!r}\n{PROGRAM}")
+    assert ran.status == 0, ran.err
+    theirs = json.loads(ran.out.splitlines()[-1])
     assert len(theirs) == len(CASES) == 35
     for case, mine, its in zip(CASES, ours, theirs):
         assert mine == pytest.approx(its, abs=1e-12), case

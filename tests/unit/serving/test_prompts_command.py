@@ -4,6 +4,7 @@ file.
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import kimi_folders
 import pytest
@@ -14,6 +15,7 @@ from workbench.experiment import profile, prompt_source
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile_sections import ROOT
 from workbench.predict import preflight
+from workbench.serving import tokenizing
 
 TARGET = ROOT / "fixtures/tiny/target"
 TEMPLATE = (
@@ -36,6 +38,24 @@ SHARED = [
     {"conversations": [{"from": "human", "value": "One?"}, {"from": "gpt", "value": "Two."}]},
     {"conversations": [{"from": "human", "value": "Three?"}]},
 ]
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(request, monkeypatch):
+    """The child's work without its import of transformers, four seconds; the first test and the one
+    of a folder's own code start a real one.
+    """
+    if request.function in (
+        test_chats_go_through_the_template_up_to_their_last_question,
+        test_a_tokenizer_of_own_code_is_run_only_where_it_is_trusted,
+    ):
+        return
+
+    def run(command, input, **_):
+        answer = json.dumps(tokenizing._answer(json.loads(input)))
+        return SimpleNamespace(stdout=answer, stderr="")
+
+    monkeypatch.setattr(tokenizing, "subprocess", SimpleNamespace(run=run))
 
 
 def lines(entries: list) -> str:
