@@ -157,6 +157,8 @@ def predict(options: argparse.Namespace) -> int:
         measured, source = found.inputs, f"{options.folder}, measured on {run.profile.about}"
         if run.profile.about != profile.about:
             source += f", which is another machine than the profile's ({profile.about})"
+        if profile.tp > measured.ranks and "collective_latency" not in inputs:
+            source += f"; latencies of {measured.ranks} ranks are taken for {profile.tp}"
     if measured and not inputs:
         print(more_ranks.table(profile, found).to_string(index=False, float_format="{:.2f}".format))
         print(more_ranks.sentence(profile, found))
@@ -164,9 +166,7 @@ def predict(options: argparse.Namespace) -> int:
         model_shape.read(getattr(profile.pair, side), f"pair.{side}")
         for side in ("target", "draft")
     )
-    if measured and profile.tp > measured.ranks:
-        measured = more_ranks.widened(measured, profile.tp, by_steps=False)
-    machine = by_hand.machine(measured, profile.tp, inputs) if inputs or not measured else measured
+    machine = by_hand.machine(measured, profile.tp, inputs)
     told = estimate.estimate(profile, target, draft, machine)
     for table in (estimate.stages(told), estimate.arms(told)):
         print(table.to_string(index=False, float_format="{:.2f}".format, na_rep=""))
@@ -193,11 +193,13 @@ def prompts(options: argparse.Namespace) -> int:
         trust_remote_code=options.trust_remote_code,
         chat_template=options.chat_template,
     )
-    lengths = prompt_file.write(options.out, kept, ids, options.max_tokens)
-    if not lengths:
+    chosen = prompt_file.chosen(ids, options.max_tokens)
+    if not chosen:
         raise BadInput(
             "--max-tokens", f"{options.max_tokens} leaves none of {len(kept)} prompts", "raise it"
         )
+    prompt_file.write(options.out, chosen)
+    lengths = sorted(map(len, chosen))
     print(
         f"{options.out}: {len(lengths)} prompts of {lengths[0]} to {lengths[-1]} tokens, half of"
         f" them {lengths[len(lengths) // 2]} or more. Of {len(read)} read,"

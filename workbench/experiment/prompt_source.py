@@ -78,10 +78,14 @@ def without_repeats(sources: Sequence[Source]) -> list[Source]:
     return list(found.values())
 
 
-def split(sources: Sequence[Source], held_out: float, seed: int) -> tuple[list[Source], ...]:
+def split(
+    sources: Sequence[Source], held_out: float, seed: int
+) -> tuple[list[Source], list[Source]]:
     """Held-out prompts and the rest, by content: ``held_out`` is the share of the first."""
-    kept = [source for source in sources if source.share(seed) < held_out]
-    return kept, [source for source in sources if source not in kept]
+    kept, rest = [], []
+    for source in sources:
+        (kept if source.share(seed) < held_out else rest).append(source)
+    return kept, rest
 
 
 def _entries(name: str, text: str) -> Iterator[tuple[str, Any]]:

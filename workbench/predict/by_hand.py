@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from workbench.experiment.errors import BadInput
+from workbench.predict import more_ranks
 from workbench.predict.machine import Latency, Machine
 
 # What can be given, its unit, and what it stands for.
@@ -21,8 +22,9 @@ _KINDS = ("all_reduce", "all_gather", "broadcast")
 def machine(measured: Machine | None, ranks: int, given: Mapping[str, float]) -> Machine:
     """The measured machine with ``ranks`` ranks and the given inputs in place of its own.
 
-    A latency that is given is taken for every size, group and kind of collective. Without a
-    measured machine what is not given takes no time, so the prediction is a lower bound.
+    A latency that is given is taken for every size, group and kind of collective; those measured
+    with fewer ranks are taken for more as they are. Without a measured machine what is not given
+    takes no time, so the prediction is a lower bound.
     Raises: BadInput for an unknown name or a value that is no number above 0.
     """
     for name, value in given.items():
@@ -35,7 +37,7 @@ def machine(measured: Machine | None, ranks: int, given: Mapping[str, float]) ->
     )
     if not measured and (lacking := [n for n in list(INPUTS)[:2] if n not in given]):
         raise BadInput(lacking[0], "is not given", "give it by -p, or name a run that measured it")
-    changed = replace(start, ranks=ranks)
+    changed = more_ranks.widened(start, ranks, by_steps=False) if start.ranks < ranks else start
     if rate := given.get("memory_bandwidth"):
         changed = replace(changed, copy_bytes_per_s=float(rate), thin_bytes_per_s=float(rate))
     if rate := given.get("matrix_rate"):

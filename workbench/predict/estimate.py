@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from workbench.experiment.arms import Arm
-from workbench.experiment.profile import Profile
-from workbench.predict import by_hand, cycle_time, more_ranks
+from workbench.experiment.profile import SIMULATED_ACCEPTANCE, Profile
+from workbench.predict import by_hand, cycle_time
 from workbench.predict.cycle_time import Prediction
 from workbench.predict.machine import Machine
 from workbench.predict.model_shape import ModelShape
@@ -38,8 +38,6 @@ def estimate(profile: Profile, target: ModelShape, draft: ModelShape, machine: M
     Raises: BadInput where a size or an input of the machine is not known.
     """
     how = {"context": profile.workload.max_new_tokens / 2}
-    if machine.ranks < profile.tp:
-        machine = more_ranks.widened(machine, profile.tp, by_steps=False)
     arms = {
         "none": cycle_time.predict(profile, target, None, Arm("none"), machine, **how)
     } | cycle_time.by_placement(profile, target, draft, machine, **how)
@@ -48,7 +46,7 @@ def estimate(profile: Profile, target: ModelShape, draft: ModelShape, machine: M
 
 
 def _simulated(profile: Profile) -> float | None:
-    held = profile.server.environment.get("SGLANG_SIMULATE_ACC_LEN")
+    held = profile.server.environment.get(SIMULATED_ACCEPTANCE)
     return float(held) if profile.acceptance_simulated else None
 
 

@@ -12,7 +12,6 @@ from workbench.experiment import plans
 from workbench.experiment.checks import Check, passed, refused, warned
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile import Profile
-from workbench.experiment.prompt_source import Source
 from workbench.predict.model_shape import ModelShape
 
 FIELD = "workload.prompts"
@@ -29,7 +28,7 @@ def check(profile: Profile, target: ModelShape | None) -> tuple[int, list[Check]
                 "give a file of held-out text",
             )
         ]
-    file = Path(path).expanduser()
+    file = Path(path)
     make = f"make it by: workbench prompts SOURCE --target FOLDER --out {file.stem}.json"
     try:
         data = json.loads(file.read_text(encoding="utf-8-sig"))
@@ -80,10 +79,8 @@ def _faults(data: Any, target: ModelShape | None) -> Iterator[str]:
             yield f"the id of entry {number} is neither text nor a number"
         elif not isinstance(ids, list) or not ids:
             yield f"prompt {name!r} has no tokens in a list"
-        elif wrong := next((i for i in ids if type(i) is not int), None):
-            yield f"prompt {name!r} holds {wrong!r}, which is no token id"
-        elif any(type(i) is not int for i in ids):
-            yield f"prompt {name!r} holds what is no token id"
+        elif wrong := [i for i in ids if type(i) is not int]:
+            yield f"prompt {name!r} holds {wrong[0]!r}, which is no token id"
         elif min(ids) < 0:
             yield f"prompt {name!r} holds token {min(ids)}"
         elif target is not None and max(ids) >= target.vocab_size:
@@ -106,18 +103,20 @@ def _faults(data: Any, target: ModelShape | None) -> Iterator[str]:
         seen[ids] = entry["id"]
 
 
-def write(
-    path: Path, sources: Sequence[Source], ids: Sequence[Sequence[int]], longest: int | None = None
-) -> list[int]:
-    """Write the prompts that have at most ``longest`` tokens; returns their lengths. Equal token
-    ids are written once.
-    """
-    kept = {
-        tuple(tokens): source
-        for source, tokens in zip(sources, ids)
-        if longest is None or len(tokens) <= longest
-    }
-    path.write_text(
-        json.dumps([{"id": f"{n:04}", "input_ids": list(t)} for n, t in enumerate(kept)]) + "\n"
-    )
-    return sorted(map(len, kept))
+def chosen(ids: Sequence[Sequence[int]], longest: int | None = None) -> list[list[int]]:
+    """The prompts that have at most ``longest`` tokens, equal ones once."""
+    fitting = (tuple(tokens) for tokens in ids if longest is None or len(tokens) <= longest)
+    return [list(tokens) for tokens in dict.fromkeys(fitting)]
+
+
+def write(path: Path, prompts: Sequence[Sequence[int]]) -> None:
+    """Write prompts as a run reads them. Raises: BadInput where the file cannot be written."""
+    entries = [{"id": f"{n:04}", "input_ids": list(ids)} for n, ids in enumerate(prompts)]
+    try:
+        path.write_text(json.dumps(entries) + "\n")
+    except OSError as error:
+        raise BadInput(
+            "--out",
+            f"{path} cannot be written ({error.strerror})",
+            "name a file in a folder of yours",
+        ) from None

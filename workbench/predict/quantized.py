@@ -13,10 +13,8 @@ from workbench.experiment.checks import Check, passed, refused, warned
 from workbench.experiment.profile import Profile
 from workbench.predict.model_files import Tensor
 from workbench.predict.model_shape import ModelShape, canonical
-from workbench.predict.sharding import implied
+from workbench.predict.sharding import FLOATS, implied
 
-FLOATS = ("F64", "F32", "BF16", "F16")
-EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "I8")
 # Beside a weight's values: they scale them, and are read with them by the same product.
 SCALES = (
     "weight_scale",

@@ -19,6 +19,7 @@ DEEPSEEK_LIKE = (
     "DeepseekV3ForCausalLM",
     "KimiK25ForConditionalGeneration",
 )
+FLOATS = ("F64", "F32", "BF16", "F16")
 KNOWN = LLAMA_LIKE + DEEPSEEK_LIKE + EAGLE3_DRAFTS
 VOCABULARY = ("embed_tokens", "lm_head")
 VISION = ("vision_tower.", "mm_projector.")
@@ -219,9 +220,7 @@ def rank_bytes(shape: ModelShape, tensor: Tensor, ranks: int, dtype: str, unit: 
     """Bytes of a stored tensor on one rank, served in ``dtype``: plain weights are converted,
     quantised ones and their scales are not.
     """
-    plain = tensor.dtype in ("F64", "F32", "BF16", "F16") and tensor.name.endswith(
-        (".weight", ".bias")
-    )
+    plain = tensor.dtype in FLOATS and tensor.name.endswith((".weight", ".bias"))
     return rank_elements(shape, tensor, ranks, unit) * ITEM_BYTES.get(
         dtype if plain else tensor.dtype, 1
     )

@@ -33,10 +33,14 @@ def tokenize(
     """
     if not folder.is_dir():
         raise BadInput("target", f"{folder} is no folder", "give the folder of the target")
+    try:
+        template = chat_template.read_text() if chat_template else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("--chat-template", f"cannot be read ({error})", "name a text file") from None
     asked = {
         "folder": str(folder.resolve()),
         "trust": trust_remote_code,
-        "template": chat_template.read_text() if chat_template else None,
+        "template": template,
         "prompts": [{"messages": s.messages, "text": s.text} for s in sources],
     }
     done = subprocess.run(
@@ -49,7 +53,8 @@ def tokenize(
     said = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else {}
     if "ids" in said:
         return said["ids"]
-    problem = said.get("error") or done.stderr.strip().splitlines()[-1:] or ["it ended"]
+    last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    problem = said.get("error", last)
     mend = {
         _NO_TEMPLATE: "give one by --chat-template FILE, or give texts",
         _OWN_CODE: "read that code, then add --trust-remote-code",

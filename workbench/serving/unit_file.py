@@ -7,7 +7,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from workbench.engine.orders import VARIABLE, Orders
+from workbench.engine.orders import SGLANG, VARIABLE, Orders
 from workbench.experiment.arms import Arm
 from workbench.experiment.profile import Profile
 from workbench.serving import launch_command
@@ -42,7 +42,7 @@ def unit(profile: Profile, arm: Arm) -> str:
                     f"Environment={_quoted(f'{k}={v}')}"
                     for k, v in _environment(profile, arm, part)
                 ),
-                f"ExecStart={_in_unit(_command(part))}",
+                f"ExecStart={_in_unit(_command(part)).replace('$', '$$')}",
             ]
         )
         for part in _parts(profile, arm)
@@ -82,7 +82,7 @@ def _notes(profile: Profile, arm: Arm, part: Part) -> list[str]:
     where = f" on {part.node.name}" if len(profile.nodes) > 1 else ""
     notes = [f"{arm.name} of {profile.name}{where}, as a measurement serves it."]
     if needs_plugin(profile, arm):
-        notes.append("Needs SGLang 0.5.23 and this project installed beside it: pip install .")
+        notes.append(f"Needs SGLang {SGLANG} and this project installed beside it: pip install .")
     else:
         notes.append(f"{arm.name} is what SGLang does by itself: no plugin is needed.")
     if profile.flag("skip-tokenizer-init", False):
@@ -101,5 +101,5 @@ def _quoted(text: str) -> str:
 
 
 def _in_unit(text: str) -> str:
-    """A unit file expands % and, in a command, $."""
+    """A unit file expands % (systemd.unit(5), Specifiers); a command $ too."""
     return text.replace("%", "%%")

@@ -10,7 +10,7 @@ from workbench import cli
 from workbench.answers import budget, elsewhere
 from workbench.experiment import profile
 from workbench.experiment.profile_sections import ROOT
-from workbench.predict import by_hand, estimate, model_shape
+from workbench.predict import by_hand, ceilings, estimate, model_shape
 from workbench.predict.basis import Basis
 from workbench.run import recording
 from workbench.run.lab import reopen
@@ -57,6 +57,11 @@ def test_a_draft_of_its_own_loses_below_some_330_us_a_collective(origin):
         origin.profile, origin.target, origin.draft, by_hand.machine(origin.machine, 8, at)
     )
     assert there.arms["own-1"].device_s == pytest.approx(there.arms["shared"].device_s, rel=1e-3)
+
+
+def test_the_profile_tells_the_story_that_the_ceilings_start_from():
+    told = budget._reported(SimpleNamespace(profile=profile.load("rtx6000-x8-kimi")))
+    assert told == ceilings.Numbers()
 
 
 def test_tokens_and_break_even_follow_from_the_cycles(origin):

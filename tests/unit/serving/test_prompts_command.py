@@ -167,7 +167,20 @@ def test_a_share_or_a_length_that_leaves_nothing_is_refused(words, tmp_path, cap
     source.write_text("some text of several tokens")
     out = ["--out", str(tmp_path / "out.json")]
     assert cli.main(["prompts", str(source), "--target", str(TARGET), *out, *words]) == 2
-    assert words[0] in capsys.readouterr().err
+    assert words[0] in capsys.readouterr().err and not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [(["--chat-template", "none.jinja"], "--chat-template"), (["--out", "none/x.json"], "--out")],
+)
+def test_a_file_that_cannot_be_read_or_written_is_one_sentence(words, field, tmp_path, capsys):
+    source = tmp_path / "source"
+    source.write_text("some text")
+    given = [word if word.startswith("--") else str(tmp_path / word) for word in words]
+    out = ["--out", str(tmp_path / "out.json")]
+    assert cli.main(["prompts", str(source), "--target", str(TARGET), *out, *given]) == 2
+    assert capsys.readouterr().err.startswith(f"workbench: {field}: ")
 
 
 def test_a_tokenizer_of_own_code_is_run_only_where_it_is_trusted(tmp_path, capsys):
