@@ -142,8 +142,11 @@ CLOCK = Fault(
 
 def arguments(fault: Fault) -> tuple[str, ...]:
     # SGLang itself takes six seconds from a rank's death to its own end: that is no hang.
-    patience = f"token_within_s={6 if fault.number == signal.SIGSTOP else 60}"
-    changes = [word for change in (*SHORT, f"tp={fault.tp}", patience) for word in ("-p", change)]
+    hangs = fault.number == signal.SIGSTOP
+    patience = [f"token_within_s={6 if hangs else 60}"]
+    if hangs:  # in long blocks, so that it comes while tokens are awaited and not between two
+        patience.append("workload.requests_per_block=6")
+    changes = [word for change in (*SHORT, f"tp={fault.tp}", *patience) for word in ("-p", change)]
     return (
         fault.command,
         "cpu-tiny",
