@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeVar
 
 from workbench.experiment.arms import Arm
@@ -52,9 +53,10 @@ def with_control(arms: Sequence[str], of: str | None = None) -> tuple[str, ...]:
 
 def balanced(pairs: int, arms: int) -> int:
     """The least number of pairs, not below ``pairs``, after which each of so many arms was in each
-    position equally often.
+    position, and followed each arm (itself included), equally often: a multiple of 2 for two arms,
+    6 for three, 8 for four, 10 for five, 12 for six.
     """
-    period = arms if arms % 2 == 0 else 2 * arms
+    period = len(_rows(arms))
     return -(-pairs // period) * period
 
 
@@ -74,8 +76,9 @@ def paired(
     """Blocks of all arms, alternating: one warm-up block an arm, then ``pairs`` times one block of
     each arm.
 
-    Two arms run A B B A A B B A ..., more in Williams' order (``_orders``); ``balanced`` says which
-    numbers of pairs are balanced exactly. The blocks of a pair have the same prompts; between pairs
+    Two arms run A B B A A B B A ..., more in the order of ``_orders``; ``balanced`` says which
+    numbers of pairs are balanced exactly. The arm that is measured first is warmed up last, so
+    that the first block follows its own arm's as well. The blocks of a pair have the same prompts; between pairs
     they are fresh while the set lasts. Then it is shuffled anew, unless ``reuse`` is false: the
     blocks of a pair repeat each other's prompts in any case, so caches must be off or flushed
     between blocks, and then a repeat is as good as new. Within a block no prompt comes twice, and
@@ -92,8 +95,10 @@ def paired(
     warmup, measured = _prompts(
         rng, prompts_available, requests_per_block, warmup_requests, reuse, leave
     )
-    plan = _warmups(experiment, arms, warmup, rng, 0)
-    for pair, order in zip(range(first_pair, first_pair + pairs), _orders(list(arms), rng)):
+    warm_seeds = [rng.randrange(2**31) for _ in arms]
+    orders = list(islice(_orders(list(arms), rng), pairs))
+    plan = _warmups(experiment, _last(arms, orders[0][0]), warmup, warm_seeds, 0)
+    for pair, order in enumerate(orders, first_pair):
         prompts, block_seed = next(measured), rng.randrange(2**31)
         plan += [
             Planned(experiment, "measure", arm, pair, position, prompts, block_seed, 0)
@@ -121,8 +126,8 @@ def by_starts(
     side, sides alternating.
 
     arms: the sides; a side that is itself a sequence of arms is one server that holds them all, and
-        each of its starts runs ``blocks_per_start`` blocks of every one of them, in balanced order.
-        Sides run A B B A A B ... (Williams' order for more). Each start has its own start_group and
+        each of its starts runs ``blocks_per_start`` blocks of every one of them, in an order that
+        goes on from start to start (``_orders``). Sides run A B B A A B ..., more as arms do. Each start has its own start_group and
         begins with one warm-up block an arm. All sides of a round get the same prompts, block by
         block. With ``same_prompts`` every round does too: starts are compared by their means, where
         easy and hard prompts would pass for fast and slow starts. Without, each round has fresh
@@ -152,8 +157,14 @@ def by_starts(
         before = 0
         for place, side in enumerate(next(side_orders)):
             group = turn * len(sides) + place
-            plan += _warmups(experiment, side, warmup, rng, group)
-            for pair, (prompts, block_seed) in enumerate(blocks, turn * blocks_per_start):
+            warm_seeds = [rng.randrange(2**31) for _ in side]
+            orders = list(islice(arm_orders[side], blocks_per_start))
+            plan += _warmups(
+                experiment, _last(side, orders[0][0]), warmup, warm_seeds, group
+            )
+            for pair, ((prompts, block_seed), order) in enumerate(
+                zip(blocks, orders), turn * blocks_per_start
+            ):
                 plan += [
                     Planned(
                         experiment,
@@ -165,7 +176,7 @@ def by_starts(
                         block_seed,
                         group,
                     )
-                    for position, arm in enumerate(next(arm_orders[side]))
+                    for position, arm in enumerate(order)
                 ]
             before += len(side)
     return plan
@@ -189,27 +200,67 @@ def parity(
 
 
 def _orders(items: Sequence[T], rng: random.Random, begin: int | None = None) -> Iterator[list[T]]:
-    """Endless orders of the items in which each is in each position, and follows each other one,
-    equally often.
+    """Endless orders of the items in which each is in each position equally often, and each block
+    follows one of each item, its own included, equally often: within an order every other item,
+    and from one order to the next the item itself.
 
-    Williams, Experimental designs balanced for the estimation of residual effects of treatments,
-    Aust. J. Sci. Res. A 2 (1949) 149: rows 0, 1, k-1, 2, k-2, ... shifted by r. Each row is
-    followed by its reverse, so that a linear drift cancels within two pairs, as in A B B A.
-    Balanced after k rows for even k (whose square holds its own reverses), 2k for odd k.
+    The orders are rows of Williams' squares (``_rows``); a row is followed by one that begins with
+    the item it ended with. Rows as arrows from their first to their last item have as many coming
+    to an item as going from it, so that one walk takes each row once and ends where it began
+    (Euler's circuit, by Hierholzer's way). For two items this is A B B A.
     """
-    k, first, items = (
-        len(items),
-        None if begin is None else items[begin],
-        rng.sample(list(items), len(items)),
-    )
+    first = None if begin is None else items[begin]
+    items = rng.sample(list(items), len(items))
     if first is not None:
         items.insert(0, items.pop(items.index(first)))
-    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(k)]
+    circle = _circle(_rows(len(items)))
     while True:
-        for shift in range(k if k % 2 else k // 2):
-            row = [items[(z + shift) % k] for z in zigzag]
-            yield row
-            yield row[::-1]
+        for row in circle:
+            yield [items[place] for place in row]
+
+
+def _rows(k: int) -> list[tuple[int, ...]]:
+    """Orders of k items in which each is in each position, and follows each other one, equally
+    often.
+
+    Williams, Experimental designs balanced for the estimation of residual effects of treatments,
+    Aust. J. Sci. Res. A 2 (1949) 149: rows 0, 1, k-1, 2, k-2, ... shifted. One square does for even
+    k, for odd k it takes the reverse as well. A row of an even square ends k/2 from where it
+    begins, so that its rows fall into k/2 circles of two; from four items on the same square under
+    other names links them.
+    """
+    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(k)]
+    square = [tuple((z + shift) % k for z in zigzag) for shift in range(k)]
+    if k < 3:
+        return square
+    if k % 2:
+        return square + [row[::-1] for row in square]
+    half = k // 2
+    other = {i: half + i for i in range(half)} | {half + i: (i + 1) % half for i in range(half)}
+    return square + [tuple(other[place] for place in row) for row in square]
+
+
+def _circle(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The rows in an order in which each begins with what the one before ended with, the first one
+    after the last too; from item 0.
+    """
+    going: dict[int, list[tuple[int, ...]]] = {}
+    for row in rows:
+        going.setdefault(row[0], []).append(row)
+    path: list[tuple[int, ...] | None] = [None]
+    found: list[tuple[int, ...]] = []
+    while path:
+        at = path[-1][-1] if path[-1] else 0
+        if going.get(at):
+            path.append(going[at].pop())
+        elif (row := path.pop()) is not None:
+            found.append(row)
+    return found[::-1]
+
+
+def _last(arms: Sequence[str], arm: str) -> list[str]:
+    """The arms with this one last."""
+    return [*(a for a in arms if a != arm), arm]
 
 
 def _prompts(
@@ -244,11 +295,15 @@ def _prompts(
 
 
 def _warmups(
-    experiment: str, arms: Sequence[str], prompts: tuple[int, ...], rng: random.Random, group: int
+    experiment: str,
+    arms: Sequence[str],
+    prompts: tuple[int, ...],
+    seeds: Sequence[int],
+    group: int,
 ) -> list[Planned]:
     return [
-        Planned(experiment, "warmup", arm, None, 0, prompts, rng.randrange(2**31), group)
-        for arm in arms
+        Planned(experiment, "warmup", arm, None, 0, prompts, seed, group)
+        for arm, seed in zip(arms, seeds)
         if prompts
     ]
 

@@ -33,38 +33,55 @@ def test_two_arms_run_abba():
     assert order in ("ABBAABBA", "BAABBAAB")
 
 
-@pytest.mark.parametrize(
-    "arms",
-    [
-        ("shared", "own-1"),
-        ("shared", "own-1", "shared#2"),
-        ("shared", "own-1", "own-2", "shared#2"),
-        ("shared", "own-1", "own-2", "own-4", "shared#2"),
-    ],
-)
-def test_each_arm_is_in_each_position_and_follows_each_other_arm_equally_often(arms):
-    pairs = schedule.balanced(1, len(arms))
-    blocks = plan(arms, pairs, available=400)
+ARMS = ("shared", "own-1", "own-2", "own-4", "own-8", "shared#2")
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("seed", [1, 5])
+def test_each_arm_is_in_each_position_and_follows_each_arm_itself_included_equally_often(
+    count, seed
+):
+    arms = ARMS[:count]
+    pairs = schedule.balanced(1, count)
+    blocks = plan(arms, pairs, available=400, seed=seed)
     positions = Counter((b.arm, b.position) for b in measured(blocks))
-    assert len(positions) == len(arms) ** 2 and len(set(positions.values())) == 1
+    assert len(positions) == count**2 and len(set(positions.values())) == 1
+    follows = Counter((a.arm, b.arm) for a, b in pairwise(blocks) if b.role == "measure")
+    assert len(follows) == count**2 and set(follows.values()) == {pairs // count}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("each", [2, 3])
+def test_the_balance_holds_over_starts_that_cut_the_period(count, each):
+    arms = ARMS[:count]
+    starts = schedule.balanced(1, count)
+    blocks = schedule.by_starts("draft_tp", (arms,), starts, each, 400, 1, 1, seed=2)
     follows = Counter(
-        (a.arm, b.arm) for pair in by_pair(blocks).values() for a, b in pairwise(pair)
+        (a.arm, b.arm)
+        for a, b in pairwise(blocks)
+        if b.role == "measure" and a.start_group == b.start_group
     )
-    assert len(follows) == len(arms) * (len(arms) - 1) and len(set(follows.values())) == 1
+    assert len(follows) == count**2 and len(set(follows.values())) == 1
 
 
-@pytest.mark.parametrize(
-    "arms",
-    [("shared", "own-1"), ("shared", "own-1", "own-2"), ("shared", "own-1", "own-2", "shared#2")],
-)
-def test_a_linear_drift_cancels_within_two_pairs(arms):
-    blocks = measured(plan(arms, pairs=2))
-    times = {arm: sum(i for i, b in enumerate(blocks) if b.arm == arm) for arm in arms}
-    assert len(set(times.values())) == 1
+def test_two_periods_are_balanced_as_one_is():
+    blocks = measured(plan(ARMS[:4], 16, available=400))
+    follows = Counter((a.arm, b.arm) for a, b in pairwise(blocks))
+    # All but the first block's, which follows a warm-up of its own arm.
+    assert sum(follows.values()) == 63 and set(follows.values()) == {3, 4}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+def test_a_linear_drift_cancels_over_a_period(count):
+    arms = ARMS[:count]
+    blocks = measured(plan(arms, schedule.balanced(1, count), available=400))
+    # Within a pair, where arms are compared: the drift between pairs is common to all of its arms.
+    places = {arm: sum(b.position for b in blocks if b.arm == arm) for arm in arms}
+    assert len(set(places.values())) == 1
 
 
 def test_balanced_rounds_up_to_the_period():
-    assert [schedule.balanced(7, arms) for arms in (2, 3, 4, 5)] == [8, 12, 8, 10]
+    assert [schedule.balanced(7, arms) for arms in (1, 2, 3, 4, 5, 6)] == [7, 8, 12, 8, 10, 12]
     assert schedule.balanced(12, 3) == 12
 
 
@@ -82,7 +99,8 @@ def test_a_pair_shares_prompts_and_seed_and_pairs_do_not():
 def test_warm_up_prompts_are_never_measured():
     blocks = plan(("shared", "own-1"), pairs=40, available=19, per_block=4, warmup=3)
     warm = [b for b in blocks if b.role == "warmup"]
-    assert [b.arm for b in warm] == ["shared", "own-1"] == [b.arm for b in blocks[:2]]
+    assert [b.arm for b in blocks[:2]] == [b.arm for b in warm]
+    assert {b.arm for b in warm} == {"shared", "own-1"} and blocks[2].arm == warm[-1].arm
     assert all(b.pair is None and len(b.prompts) == 3 for b in warm)
     assert not {p for b in warm for p in b.prompts} & {
         p for b in measured(blocks) for p in b.prompts
