@@ -336,9 +336,11 @@ class Panel:
                 self._put(lab.profile)
                 self._shown = self.folder
             table, asked = (
-                narrowing.narrowing(lab.profile, lab.records),
+                narrowing.narrowing(lab.profile, lab.records, alive),
                 narrowing.question(lab.records),
             )
+            if alive and asked and table["low"].notna().any():
+                tickets.tell_seen(self.folder, tickets.Seen(asked[0], len(table)))
         except WorkbenchError as error:
             self.chart.value = fault_box(error)
             return

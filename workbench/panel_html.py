@@ -63,9 +63,9 @@ def checks_box(found: Sequence[Check]) -> str:
 def narrowing_chart(asked: tuple[str, str, str], table: pd.DataFrame) -> str:
     experiment, a, b = asked
     return (
-        f"<b>{escape(f'{a} ÷ {b} in {experiment}')}</b><div class='muted'>Dots are pairs of blocks,"
-        " the line is their ratio so far, the band its interval. To look at it ends"
-        f" nothing.</div>{chart_parts.svg(sweep_charts.narrowing(table))}"
+        f"<b>{escape(f'{a} ÷ {b} in {experiment}')}</b><div class='muted'>Dots are server starts,"
+        " the line is their ratio so far, the band its interval, which pays for being looked"
+        f" at.</div>{chart_parts.svg(sweep_charts.narrowing(table))}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workbench.experiment import metrics
 from workbench.experiment.runlog import Block
+from workbench.judge import told
 from workbench.run.lab import Run
 
 
@@ -28,6 +29,6 @@ def baseline(lab: Run) -> str:
     return (
         f"Without speculation {metrics.tokens_per_s(blocks):.1f} tokens/s; against itself the plain"
         f" server measures {i.ratio:.3f} ({100 * i.level:g} % interval {i.low:.3f} to {i.high:.3f},"
-        f" {controls[0].units[0]} pairs of blocks), which is the noise of a difference inside one"
-        f" server.{caveat}"
+        f" {told.units(controls[0])}), which is the noise of a difference that servers hold both"
+        f" sides of.{caveat}"
     )

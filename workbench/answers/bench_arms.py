@@ -27,10 +27,11 @@ WAYS = {HOT: "hot arms", RESTARTS: "restarts"}
 
 @dataclass(frozen=True)
 class Point:
-    """A comparison after so many seconds. units: pairs of blocks, or starts a side; ratio: its
-    estimate; error: standard error of the
-    log ratio.
-    df: its degrees of freedom."""
+    """A comparison after so many seconds.
+
+    units: starts that held both arms, or starts a side.
+    ratio: its estimate; error: standard error of the log ratio; df: its degrees of freedom.
+    """
 
     way: str
     seconds: float
@@ -58,25 +59,25 @@ class Gain:
 
 
 def tasks(lab: Run, a: str, b: str, pairs: int, starts: int) -> list[Task]:
-    """Pairs of blocks in one server that holds both arms, then as many starts a side, each with the
-    blocks of the profile.
+    """Starts that hold both arms, with the pairs of blocks shared among them, then as many starts a
+    side, each with the blocks of the profile.
     """
     plan, requests, prompts = (
         lab.profile.plan,
         lab.profile.workload.requests_per_block,
         len(lab.prompts),
     )
-    planned = schedule.paired(HOT, (a, b), pairs, prompts, requests, WARMUP_REQUESTS, plan.seed)
-    planned += schedule.by_starts(
-        RESTARTS,
-        (a, b),
-        starts,
-        plan.blocks_per_start,
-        prompts,
-        requests,
-        WARMUP_REQUESTS,
-        plan.seed,
+    ways = (
+        (HOT, [(a, b)], math.ceil(pairs / starts)),
+        (RESTARTS, [a, b], plan.blocks_per_start),
     )
+    planned = [
+        p
+        for name, sides, each in ways
+        for p in schedule.by_starts(
+            name, sides, starts, each, prompts, requests, WARMUP_REQUESTS, plan.seed
+        )
+    ]
     return [
         Task(p, lab.profile.workload.concurrency, lab.profile.workload.max_new_tokens)
         for p in planned
@@ -87,15 +88,15 @@ def curve(records: Sequence[Line], experiment: str, a: str, b: str) -> list[Poin
     """How the standard error of the ratio of a to b in tokens/s falls with the seconds spent,
     starts of servers and warming up included.
 
-    A point after every pair of blocks (from the second), or after every round of starts in which
-    both arms had one more (from the second).
+    A point after every start that held both arms (from the second), or after every round of starts
+    in which both arms had one more (from the second).
     """
     blocks = [r for r in records if isinstance(r, Block) and r.experiment == experiment]
     starts = [r for r in records if isinstance(r, Start) and r.experiment == experiment]
     begun = min(_time(start.time) - start.seconds for start in starts) if starts else 0.0
     hot = any(len(start.arms) > 1 for start in starts)
     points, seen = [], []
-    for _, group in groupby(blocks, key=lambda block: (block.start, hot and block.pair)):
+    for _, group in groupby(blocks, key=lambda block: block.start):
         seen += group
         found = (_paired if hot else _by_starts)(
             [block for block in seen if block.role == "measure"], a, b
@@ -140,7 +141,7 @@ def sentence(hot: Point, restarts: Point, found: Gain) -> str:
         )
 
     return (
-        f"{way(hot, f'{hot.units} pairs of blocks')},"
+        f"{way(hot, f'{hot.units} starts that held both')},"
         f" {way(restarts, f'{restarts.units} starts a side')}: restarts have {found.ratio:.3g}"
         f" times the variance x time ({found.level:.0%} interval {found.low:.3g} to"
         f" {found.high:.3g})."
@@ -160,7 +161,7 @@ def arms(lab: Run, a: str = "own-1", b: str = "shared", pairs: int = 12, starts:
     ]
     if not all(curves):
         raise WorkbenchError(
-            "a standard error needs two pairs of blocks and two starts a side: ask for more."
+            "a standard error needs two starts that held both and two starts a side: ask for more."
         )
     hot, restarts = (points[-1] for points in curves)
     found = gain(hot, restarts)
@@ -181,8 +182,11 @@ Estimate = tuple[int, float, float, float]
 
 def _paired(blocks: Sequence[Block], a: str, b: str) -> Estimate | None:
     sides = [{(x.start, x.pair): _log_speed([x]) for x in blocks if x.arm == arm} for arm in (a, b)]
-    ratios = [sides[0][key] - sides[1][key] for key in sides[0] if key in sides[1]]
-    return (len(ratios), *stats.paired_error(ratios)) if len(ratios) > 1 else None
+    ratios: dict[int, list[float]] = {}
+    for key in sides[0].keys() & sides[1].keys():
+        ratios.setdefault(key[0], []).append(sides[0][key] - sides[1][key])
+    means = [float(np.mean(of_start)) for _, of_start in sorted(ratios.items())]
+    return (len(means), *stats.mean_error(means)) if len(means) > 1 else None
 
 
 def _by_starts(blocks: Sequence[Block], a: str, b: str) -> Estimate | None:

@@ -34,7 +34,7 @@ class Experiment:
 
 
 def _baseline(run: Run) -> Plan:
-    return lambda records: plans.baseline(run.profile, len(run.prompts), records)
+    return plans.baseline(run.profile, len(run.prompts))
 
 
 def _draft_tp(run: Run) -> Plan:

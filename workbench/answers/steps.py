@@ -14,7 +14,7 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.names import STEPS
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
-from workbench.judge import accept
+from workbench.judge import accept, told
 from workbench.judge.comparisons import Comparison
 from workbench.judge.stats import Interval
 from workbench.report import tables
@@ -32,7 +32,7 @@ def sweep_map(profile: Profile, records: Sequence[Line]) -> pd.DataFrame:
     rows = []
     for served in sweeps.candidates(profile):
         blocks = [b for b in searched(records, STEPS) if b.arm in served.names]
-        told = halving.effects(
+        speeds = halving.effects(
             {name: _logs(blocks, name) for name in served.names if _logs(blocks, name)}
         )
         for place, names in served.arms.items():
@@ -51,7 +51,7 @@ def sweep_map(profile: Profile, records: Sequence[Line]) -> pd.DataFrame:
                         shape,
                         name,
                         spec.steps,
-                        100 * math.exp(told[name]) if name in told else math.nan,
+                        100 * math.exp(speeds[name]) if name in speeds else math.nan,
                         metrics.tokens_per_s(own) or math.nan,
                         len(own),
                     )
@@ -190,10 +190,10 @@ def steps_answer(lab: Run) -> str:
             "The acceptance at each position and the measured cycles put the best chain at"
             f" {best.steps} step{'s' * (best.steps != 1)} (accept length {best.accept_length:.3g})."
         )
-    told = by_load(found)
+    loaded = by_load(found)
     said += [
         crossover_sentence(a, b, ratios)
-        for (a, b), ratios in told.items()
+        for (a, b), ratios in loaded.items()
         if len(ratios) > 1 and b in ("none", reference)
     ]
     return " ".join([*said, *caveat(profile)])
@@ -279,7 +279,7 @@ def best_of(rows: Sequence[Comparison], profile: Profile, won: str, lost: str, b
     what = f"{c.a} ({drafts})" if Arm.parse(c.a).comm is None else c.a
     size = (
         f"ratio {i.ratio:.3f} of tokens/s, {100 * i.level:.3g} % interval {i.low:.3f} to"
-        f" {i.high:.3f}, {_units(c)}"
+        f" {i.high:.3f}, {told.units(c)}"
     )
     if not i.decided:
         return f"{lost} could be told apart from {beside}; the best is {what} ({size})."
@@ -287,14 +287,6 @@ def best_of(rows: Sequence[Comparison], profile: Profile, won: str, lost: str, b
         f"{won} {what}, {100 * (i.ratio - 1):.2g} % faster than {beside} ({size})."
         if i.ratio > 1
         else f"{lost} beats {beside}; the best other is {what} ({size})."
-    )
-
-
-def _units(c: Comparison) -> str:
-    return (
-        f"{c.units[0]} pairs of blocks"
-        if c.method == "paired"
-        else f"{c.units[0]} and {c.units[1]} server starts"
     )
 
 

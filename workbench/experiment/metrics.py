@@ -130,6 +130,7 @@ METRICS: dict[str, Callable[[Iterable[Block]], float | None]] = {
     "tokens_per_s": tokens_per_s,
     "cycle_ms": cycle_ms,
 }
+IN_WORDS = {"tokens_per_s": "tokens/s", "cycle_ms": "cycle time"}
 
 
 def collectives_by_kind(blocks: Sequence[Block]) -> dict[str, dict[str, float]]:

@@ -88,17 +88,15 @@ def arms_of(tasks: Iterable[Task]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(task.planned.arm for task in tasks))
 
 
-def baseline(profile: Profile, prompts: int, records: Sequence[Line] = ()) -> list[Task]:
-    """03_baseline: the plain server against itself, alternating in one start: its throughput and
-    the noise between blocks.
-
-    records: of the run so far; pairs that an interruption tore apart are made up for.
+def baseline(profile: Profile, prompts: int) -> list[Task]:
+    """03_baseline: the plain server against itself, alternating in each start: its throughput and
+    the noise of a difference.
     """
-    arms = schedule.with_control(("none",))
-    plan = schedule.paired(
+    plan = schedule.by_starts(
         "baseline",
-        arms,
-        schedule.balanced(profile.plan.pairs, len(arms)) + torn(records, "baseline"),
+        [schedule.with_control(("none",))],
+        profile.plan.starts,
+        each_start(profile),
         prompts,
         profile.workload.requests_per_block,
         WARMUP_REQUESTS,
@@ -107,37 +105,38 @@ def baseline(profile: Profile, prompts: int, records: Sequence[Line] = ()) -> li
     return [_measured(profile, planned) for planned in plan]
 
 
-def torn(records: Sequence[Line], experiment: str) -> int:
-    """Pairs of blocks whose blocks are in two server starts, because the run was interrupted
-    between them: they cannot be compared.
+def each_start(profile: Profile) -> int:
+    """Pairs of blocks in each server start that holds what is compared."""
+    plan = profile.plan
+    return max(plan.blocks_per_start, math.ceil(plan.pairs / plan.starts))
+
+
+def balanced_pairs(profile: Profile) -> tuple[int, int]:
+    """Pairs of blocks of the plan's hot arms, and the least number from there on after which each
+    arm followed each arm equally often (``schedule.balanced``); equal where every arm has starts of
+    its own, which follow nothing.
     """
-    starts: dict[int, set[int]] = {}
-    for r in records:
-        if (
-            isinstance(r, Block)
-            and (r.experiment, r.role) == (experiment, "measure")
-            and r.pair is not None
-        ):
-            starts.setdefault(r.pair, set()).add(r.start)
-    return sum(len(found) > 1 for found in starts.values())
+    arms = [Arm.parse(name) for name in schedule.with_control(profile.plan.arms)]
+    pairs = profile.plan.starts * each_start(profile)
+    held = max(map(len, servers(profile, arms)))
+    return pairs, schedule.balanced(pairs, held) if held > 1 else pairs
 
 
 def draft_tp(profile: Profile, prompts: int) -> list[Task]:
     """04_draft_tp: every arm of the profile and a control, in alternating starts, and their answers
     compared token by token.
 
-    The speculating arms of a start share its server and are compared by pairs of blocks; none has
-    starts of its own, so what it is compared with crosses restarts. With ``plan.restart`` every arm
-    has starts of its own. The first start that can hold an arm also answers the parity prompts with
-    it, one by one and several at once; so do trees and own-N without agreement, whose speed is not
-    compared. Where SGLang holds the accept length its answers are made up, and none are compared.
-    With ``plan.traces`` the first start of an arm ends with a request under SGLang's profiler.
+    The speculating arms of a start share its server and are compared in it by pairs of blocks, of
+    which each start gives one mean; none has starts of its own, so what it is compared with crosses
+    restarts. With ``plan.restart`` every arm has starts of its own. The first start that can hold
+    an arm also answers the parity prompts with it, one by one and several at once; so do trees and
+    own-N without agreement, whose speed is not compared. Where SGLang holds the accept length its
+    answers are made up, and none are compared. With ``plan.traces`` the first start of an arm ends
+    with a request under SGLang's profiler.
     """
     arms = [Arm.parse(name) for name in schedule.with_control(profile.plan.arms)]
     sides = [[arm.name for arm in served] for served in servers(profile, arms)]
-    wanted = profile.plan.blocks_per_start
-    if not profile.plan.restart:
-        wanted = max(wanted, math.ceil(profile.plan.pairs / profile.plan.starts))
+    wanted = profile.plan.blocks_per_start if profile.plan.restart else each_start(profile)
     plan = schedule.by_starts(
         "draft_tp",
         sides,

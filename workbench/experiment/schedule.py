@@ -77,12 +77,13 @@ def paired(
     each arm.
 
     Two arms run A B B A A B B A ..., more in the order of ``_orders``; ``balanced`` says which
-    numbers of pairs are balanced exactly. The arm that is measured first is warmed up last, so
-    that the first block follows its own arm's as well. The blocks of a pair have the same prompts; between pairs
-    they are fresh while the set lasts. Then it is shuffled anew, unless ``reuse`` is false: the
-    blocks of a pair repeat each other's prompts in any case, so caches must be off or flushed
-    between blocks, and then a repeat is as good as new. Within a block no prompt comes twice, and
-    warm-up prompts are never measured. More pairs of the same seed begin with the same ones.
+    numbers of pairs are balanced exactly. The arm that is measured first is warmed up last, so that
+    the first block follows its own arm's as well. The blocks of a pair have the same prompts;
+    between pairs they are fresh while the set lasts. Then it is shuffled anew, unless ``reuse`` is
+    false: the blocks of a pair repeat each other's prompts in any case, so caches must be off or
+    flushed between blocks, and then a repeat is as good as new. Within a block no prompt comes
+    twice, and warm-up prompts are never measured. More pairs of the same seed begin with the same
+    ones.
 
     first_pair, leave: for a later part of an experiment of the same seed: the number of its first
     pair, and how many of the prompts to measure with (of which a set too small begins again) are
@@ -127,11 +128,11 @@ def by_starts(
 
     arms: the sides; a side that is itself a sequence of arms is one server that holds them all, and
         each of its starts runs ``blocks_per_start`` blocks of every one of them, in an order that
-        goes on from start to start (``_orders``). Sides run A B B A A B ..., more as arms do. Each start has its own start_group and
-        begins with one warm-up block an arm. All sides of a round get the same prompts, block by
-        block. With ``same_prompts`` every round does too: starts are compared by their means, where
-        easy and hard prompts would pass for fast and slow starts. Without, each round has fresh
-        ones. Prompts otherwise, and ``leave``, as in ``paired``.
+        goes on from start to start (``_orders``). Sides run A B B A A B ..., more as arms do. Each
+        start has its own start_group and begins with one warm-up block an arm. All sides of a round
+        get the same prompts, block by block. With ``same_prompts`` every round does too: starts are
+        compared by their means, where easy and hard prompts would pass for fast and slow starts.
+        Without, each round has fresh ones. Prompts otherwise, and ``leave``, as in ``paired``.
     begin: the side that comes first, where its server is up already.
 
     Raises: BadInput as ``paired``.
@@ -159,9 +160,7 @@ def by_starts(
             group = turn * len(sides) + place
             warm_seeds = [rng.randrange(2**31) for _ in side]
             orders = list(islice(arm_orders[side], blocks_per_start))
-            plan += _warmups(
-                experiment, _last(side, orders[0][0]), warmup, warm_seeds, group
-            )
+            plan += _warmups(experiment, _last(side, orders[0][0]), warmup, warm_seeds, group)
             for pair, ((prompts, block_seed), order) in enumerate(
                 zip(blocks, orders), turn * blocks_per_start
             ):

@@ -15,7 +15,7 @@ from workbench.experiment.errors import BadInput
 from workbench.experiment.halving import Logs
 from workbench.experiment.metrics import tokens_per_s
 from workbench.experiment.names import STEPS, at_load
-from workbench.experiment.plans import WARMUP_REQUESTS, Task, together, torn
+from workbench.experiment.plans import WARMUP_REQUESTS, Task, each_start, together
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
 from workbench.experiment.schedule import Planned
@@ -144,9 +144,7 @@ def _steps(profile: Profile, prompts: int, longest: int, records: Sequence[Line]
         if best is None:
             return tasks
         winners += best
-    return tasks + _compared(
-        profile, prompts, records, winners, group, searched, loads(profile, longest)[0]
-    )
+    return tasks + _compared(profile, prompts, winners, group, searched, loads(profile, longest)[0])
 
 
 def _references(profile: Profile) -> tuple[str, str]:
@@ -248,7 +246,6 @@ def speeds(
 def _compared(
     profile: Profile,
     prompts: int,
-    records: Sequence[Line],
     winners: Sequence[str],
     group: int,
     leave: int,
@@ -256,28 +253,20 @@ def _compared(
 ) -> list[Task]:
     """The best settings against the profile's own and against none, at every load: one server of
     the last search goes on as the first.
-
-    Where one start holds all that is compared, pairs that an interruption tore apart are made up
-    for at the end.
     """
     reference, control = _references(profile)
     arms = [Arm.parse(name) for name in dict.fromkeys([reference, *winners, control])]
     sides = [[arm.name for arm in served] for served in together(profile, arms)]
     begin = next(place for place, side in enumerate(sides) if winners[-1] in side)
     sides += [["none"]] if profile.sweep.against_none and "none" in profile.plan.arms else []
-    starts = profile.plan.starts if len(sides) > 1 else 1
-    each = max(profile.plan.blocks_per_start, math.ceil(profile.plan.pairs / starts))
     found: list[Task] = []
     for load in at:
-        size, more = (
-            max(profile.workload.requests_per_block, load),
-            (torn(records, at_load(load)) if starts == 1 else 0),
-        )
+        size = max(profile.workload.requests_per_block, load)
         plan = schedule.by_starts(
             at_load(load),
             sides,
-            starts,
-            each + more,
+            profile.plan.starts,
+            each_start(profile),
             prompts,
             size,
             warmups(profile),

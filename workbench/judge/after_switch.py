@@ -33,7 +33,7 @@ def after_switch(run: RunView, experiment: str) -> Interval | None:
     ratios = [
         float(np.mean(first) - np.mean(later)) for first, later in kinds.values() if first and later
     ]
-    return stats.paired_ratio(ratios).t if len(ratios) > 1 else None
+    return stats.mean_ratio(ratios, method="paired t") if len(ratios) > 1 else None
 
 
 def note(run: RunView, experiment: str) -> str | None:

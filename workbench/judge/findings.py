@@ -40,9 +40,15 @@ class CorruptedRank(Found):
 
 
 class PlannedLooks(Found):
-    """After how many pairs a live run may end, fixed before its first block."""
+    """After how many server starts a live run may end, fixed before its first block."""
 
     looks: list[int]
+
+
+class Watched(Found):
+    """Somebody saw the experiment's interval while it was measured, first after so many starts."""
+
+    starts: int
 
 
 class Stopped(Found):

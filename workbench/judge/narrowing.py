@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import mean
 
 import pandas as pd
 
 from workbench.experiment.arms import Arm
-from workbench.experiment.metrics import RunView
+from workbench.experiment.metrics import IN_WORDS, RunView
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
-from workbench.judge import comparisons, stats
+from workbench.judge import comparisons, levels, stats
 
 
 def question(records: Sequence[Line]) -> tuple[str, str, str] | None:
@@ -34,33 +35,43 @@ def question(records: Sequence[Line]) -> tuple[str, str, str] | None:
     return (experiment, *pairs[0]) if pairs else None
 
 
-def narrowing(profile: Profile, records: Sequence[Line]) -> pd.DataFrame:
-    """One row a pair of blocks of the watched comparison: its own ratio, and the ratio of all pairs
-    so far with its interval.
+def narrowing(profile: Profile, records: Sequence[Line], live: bool = False) -> pd.DataFrame:
+    """One row a server start of the watched comparison: its own ratio, and the ratio of all starts
+    so far with its interval, of the metric that carries the claim ("of").
 
     The interval's level is that of a run that ended there: the plan's checkpoints pay for looks
-    that may end it. Watching ends nothing.
+    that may end it. live: the run goes on and somebody watches, so that its last start may not be
+    whole and is left out, and each look is paid for.
     """
-    columns = ["pair", "ratio of the pair", "ratio", "low", "high"]
+    columns = ["start", "ratio of the start", "ratio", "low", "high", "of"]
     asked = question(records)
     if asked is None:
         return pd.DataFrame(columns=columns)
     experiment, a, b = asked
     run = RunView(profile, records)
-    logs = comparisons.log_ratios(run, experiment, a, b)
-    references = comparisons.against_references(run.arms(experiment))
-    level = comparisons.level_of(
-        run, experiment, max(1, sum(reference == b for _, reference in references))
-    )
+    by = comparisons.claimed_by(run, experiment, a, b)
+    starts = comparisons.starts_so_far(run, experiment, a, b, by)
+    serving = run.starts.get(run.blocks(experiment)[-1].start)
+    whole = starts[:-1] if live and serving and {a, b} <= set(serving.arms) else starts
+    logs = [mean(pairs) for pairs in whole]
+    asked_in = {
+        name: comparisons.against_references(comparisons.measured(run, name))
+        for name in run.experiments
+    }
+    share = max(1, levels.shares(asked_in).get(levels.question(experiment, b), 1))
+    level = levels.level_of(run, experiment, share, watching=live)
     rows = []
     for n in range(1, len(logs) + 1):
-        mean, error, df = stats.paired_error(logs[:n]) if n > 1 else (logs[0], math.nan, 0)
-        half = (
-            float(stats.half_width(error, df, level("paired", n)))
-            if n >= stats.MIN_PAIRS
-            else math.nan
-        )
+        known = n >= stats.MIN_STARTS
+        so_far = stats.mean_ratio(logs[:n], level(n)) if known else None
         rows.append(
-            (n, math.exp(logs[n - 1]), math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+            (
+                n,
+                math.exp(logs[n - 1]),
+                math.exp(mean(logs[:n])),
+                so_far.low if so_far else math.nan,
+                so_far.high if so_far else math.nan,
+                IN_WORDS[by],
+            )
         )
     return pd.DataFrame(rows, columns=columns)

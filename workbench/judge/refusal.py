@@ -45,7 +45,6 @@ KINDS = {
         Kind("parity", "answers that must be identical are not"),
         Kind("no_control", "no arm was measured against itself"),
         Kind("control", "an arm differs from itself by more than chance"),
-        Kind("too_few_pairs", "too few pairs of blocks"),
         Kind("too_few_starts", "too few server starts"),
         Kind("not_interleaved", "the blocks of a pair do not alternate"),
         Kind("unequal_prompts", "the blocks of a pair had different prompts"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from workbench.experiment import findings
 from workbench.experiment.arms import Arm
@@ -15,8 +16,9 @@ from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Finding, Line, Start
 from workbench.judge import comparisons, stats
 from workbench.judge.findings import Stopped
+from workbench.judge.looks import Checkpoints, should_stop
 
-CHECKPOINTS, STOPPED = "checkpoints", "stopped"
+STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
@@ -33,21 +35,13 @@ class Rule:
     a: str
     b: str
     rounds: tuple[frozenset[int], ...]
-    pairs: tuple[int, ...]  # pairs of a and b after each round
 
     @property
-    def checkpoints(self) -> stats.Checkpoints:
-        """With ``plan.stop`` a look after every round that may end the run; else none but the last,
-        and only the budget ends it early.
+    def checkpoints(self) -> Checkpoints | None:
+        """With ``plan.stop`` a look after every round from the third on; None where only the budget
+        ends the run early, which looks at no data.
         """
-        looks = [
-            n
-            for number, n in enumerate(self.pairs, 1)
-            if number >= stats.MIN_STARTS and n >= stats.MIN_PAIRS
-        ]
-        return stats.Checkpoints(
-            tuple(looks) if self.profile.plan.stop and looks else (self.pairs[-1],)
-        )
+        return Checkpoints.after_each(len(self.rounds)) if self.profile.plan.stop else None
 
     def ends(self, records: Sequence[Line], task: Task) -> str | None:
         """Why nothing more is to be measured when this block is next (decided, resolution or
@@ -78,25 +72,24 @@ class Rule:
             self.profile.plan.budget_s,
             seconds(records, (self.experiment,), self.profile.server.at_once),
         )
-        ratios = comparisons.log_ratios(
-            RunView(self.profile, records), self.experiment, self.a, self.b
-        )
-        asked = sum(
-            (a, self.b) in comparisons.against_references(self.profile.plan.arms)
-            for a in self.profile.plan.arms
-        )
-        decided = stats.should_stop(
+        left = None if budget is None else budget - spent - spent / number
+        if self.checkpoints is None:
+            return "seconds" if left is not None and left <= 0 else None
+        run = RunView(self.profile, records)
+        by = comparisons.claimed_by(run, self.experiment, self.a, self.b)
+        starts = comparisons.starts_so_far(run, self.experiment, self.a, self.b, by)
+        logs = [mean(pairs) for pairs in starts]
+        if not logs:  # every arm has starts of its own: they are compared at the end
+            return "seconds" if left is not None and left <= 0 else None
+        references = comparisons.against_references(self.profile.plan.arms)
+        share = sum(reference == self.b for _, reference in references)
+        return should_stop(
             self.checkpoints,
-            ratios,
+            logs,
             wished=self.profile.plan.resolution,
-            comparisons=max(1, asked),
-            seconds_left=None if budget is None else budget - spent - spent / number,
-        )
-        return (
-            decided.why
-            if decided.stop and (self.profile.plan.stop or decided.why == "seconds")
-            else None
-        )
+            share=max(1, share),
+            seconds_left=left,
+        ).why
 
 
 def rule(profile: Profile, tasks: Sequence[Task]) -> Rule | None:
@@ -120,11 +113,7 @@ def rule(profile: Profile, tasks: Sequence[Task]) -> Rule | None:
     )
     groups = sorted({planned.start_group for planned in measured})
     rounds = tuple(frozenset(groups[i : i + sides]) for i in range(0, len(groups), sides))
-    pairs, total = [], 0
-    for starts in rounds:
-        total += sum(planned.arm == own[0] for planned in measured if planned.start_group in starts)
-        pairs.append(total)
-    return Rule(profile, measured[0].experiment, own[0], "shared", rounds, tuple(pairs))
+    return Rule(profile, measured[0].experiment, own[0], "shared", rounds)
 
 
 def overspent(profile: Profile, records: Sequence[Line], tasks: Sequence[Task], task: Task) -> bool:

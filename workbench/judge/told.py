@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.experiment.arms import Arm
+from workbench.experiment.metrics import IN_WORDS
 from workbench.judge.comparisons import Comparison
 from workbench.judge.refusal import Refusal
 from workbench.judge.token_parity import Parity
@@ -52,7 +53,8 @@ class Verdict:
         headline = _headline(self)
         about = headline.experiment if headline else None
         controls = sorted(
-            self.controls, key=lambda c: (c.experiment != about, c.metric != "tokens_per_s")
+            self.controls,
+            key=lambda c: (c.experiment != about, bool(headline) and c.metric != headline.metric),
         )
         return VerdictFile(
             version=SCHEMA,
@@ -89,12 +91,13 @@ class Verdict:
         return found
 
     def _yardstick(self, comparison: Comparison) -> Yardstick | None:
-        """The A/A comparison to hold a difference against: of the same experiment, metric and
-        method (else see the difference's own sd).
+        """The A/A comparison to hold a difference against: of the same experiment and metric, and
+        of the same method where there is one.
         """
-        wanted = comparison.experiment, comparison.metric, comparison.method
-        fitting = (c for c in self.controls if (c.experiment, c.metric, c.method) == wanted)
-        return next((Yardstick.of(c) for c in fitting if c.interval), None)
+        wanted = comparison.experiment, comparison.metric
+        fitting = [c for c in self.controls if (c.experiment, c.metric) == wanted and c.interval]
+        fitting.sort(key=lambda c: c.method != comparison.method)
+        return Yardstick.of(fitting[0]) if fitting else None
 
 
 def sentence(verdict: Verdict) -> str:
@@ -108,7 +111,7 @@ def sentence(verdict: Verdict) -> str:
     more = f" (and {others} more reason{'s' if others > 1 else ''})" if others > 0 else ""
     if best is None or not best.valid:
         return f"No result: {why}{more}.{caveat}"
-    answer = _answer(best)
+    answer = _answer(best, _other_metric(verdict, best))
     return (
         f"{answer}; but the run as a whole is not valid: {why}{more}.{caveat}"
         if verdict.reasons
@@ -121,25 +124,55 @@ def exit_status(verdict: Verdict) -> int:
     return 0 if verdict.valid else 3
 
 
-def _answer(c: Comparison) -> str:
-    i, size = c.interval, f"{100 * abs(c.interval.ratio - 1):.2g} %"
-    units = (
-        f"{c.units[0]} pairs of blocks"
-        if c.method == "paired"
-        else f"{c.units[0]} and {c.units[1]} server starts"
-    )
-    detail = (
-        f"ratio {i.ratio:.3f}, {100 * i.level:.3g} % interval {i.low:.3f} to {i.high:.3f}, {units}"
-    )
+def units(c: Comparison) -> str:
+    """The starts behind a comparison, and their pairs, in words."""
+    if c.method == "paired":
+        return f"{c.units[0]} server starts, {c.pairs} pairs of blocks"
+    return f"{c.units[0]} and {c.units[1]} server starts"
+
+
+def interval(c: Comparison) -> str:
+    """A comparison's ratio, interval and level, in words."""
+    i = c.interval
+    return f"ratio {i.ratio:.3f}, {100 * i.level:.3g} % interval {i.low:.3f} to {i.high:.3f}"
+
+
+def _answer(c: Comparison, tokens: Comparison | None) -> str:
+    """tokens: the same arms by tokens/s, where the claim rests on the cycle."""
+    ratio = c.interval.ratio
     seen = f"{100 * c.resolution:.2g} % would have been seen four times in five"
-    if not i.decided:
-        return (
-            f"No difference between {c.a} and {c.b} could be resolved in tokens/s ({detail}); one"
-            f" of {seen}"
+    detail, by = f"{interval(c)}, {units(c)}", IN_WORDS[c.metric]
+    if not c.interval.decided:
+        said = f"No difference between {c.a} and {c.b} could be resolved in {by} ({detail}); one"
+        return f"{said} of {seen}{_follows(c, tokens)}"
+    faster = (ratio > 1) == (c.metric == "tokens_per_s")
+    size = f"{100 * abs(ratio - 1):.2g} %"
+    if c.metric == "tokens_per_s":
+        said = f"{c.a} is {size} {'faster' if faster else 'slower'} than {c.b} in tokens/s"
+    else:
+        said = (
+            f"{c.a} is {'faster' if faster else 'slower'} than {c.b}: its cycle takes {size}"
+            f" {'less time' if faster else 'longer'}"
         )
-    return (
-        f"{c.a} is {size} {'faster' if i.ratio > 1 else 'slower'} than {c.b} in tokens/s ({detail};"
-        f" a difference of {seen})"
+    return f"{said} ({detail}; a difference of {seen}){_follows(c, tokens)}"
+
+
+def _follows(c: Comparison, tokens: Comparison | None) -> str:
+    """What tokens/s say where the cycle carries the claim."""
+    if not c.equal or tokens is None or not tokens.valid:
+        return ""
+    return f"; the accept lengths are {c.equal}, and tokens/s follow ({interval(tokens)})"
+
+
+def _other_metric(verdict: Verdict, c: Comparison) -> Comparison | None:
+    same = (c.experiment, c.a, c.b)
+    return next(
+        (
+            o
+            for o in verdict.comparisons
+            if (o.experiment, o.a, o.b) == same and o.metric != c.metric
+        ),
+        None,
     )
 
 
@@ -160,12 +193,16 @@ def _headline(verdict: Verdict) -> Comparison | None:
             not plain,
             not c.valid,
             order.get(c.experiment, 0),
-            -c.interval.ratio if c.interval else 0.0,
+            _slowness(c),
         )
 
-    return min(
-        (c for c in verdict.comparisons if c.metric == "tokens_per_s"), key=rank, default=None
-    )
+    return min((c for c in verdict.comparisons if c.claims), key=rank, default=None)
+
+
+def _slowness(c: Comparison) -> float:
+    if c.interval is None:
+        return 0.0
+    return -c.interval.ratio if c.metric == "tokens_per_s" else c.interval.ratio
 
 
 def _most_measured(

@@ -4,7 +4,7 @@ there is none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from workbench.experiment import metrics
 from workbench.experiment.arms import Arm
@@ -12,7 +12,15 @@ from workbench.experiment.metrics import METRICS, RunView
 from workbench.experiment.names import is_sweep
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Line
-from workbench.judge import accept, after_switch, comparisons, refusals, token_parity
+from workbench.judge import (
+    accept,
+    after_switch,
+    comparisons,
+    levels,
+    notes,
+    refusals,
+    token_parity,
+)
 from workbench.judge.comparisons import Comparison
 from workbench.judge.findings import corrupted_ranks
 from workbench.judge.refusal import KINDS, Refusal
@@ -28,8 +36,8 @@ def judge(
     """The verdict of a run log; a pure function of it.
 
     source: "live" or "recorded".
-    wished: a ratio difference (0.02 is 2 %): each comparison then says how many pairs or starts in
-        all would resolve it.
+    wished: a ratio difference (0.02 is 2 %): each comparison then says how many starts in all would
+        resolve it.
     Raises: BadInput when the log names an arm that is none, or one that the profile cannot serve.
     """
     run = RunView(profile, records)
@@ -37,6 +45,11 @@ def judge(
     found: list[Comparison] = []
     controls: list[Comparison] = []
     answers: dict[str, dict[str, Parity]] = {}
+    asked = {
+        experiment: comparisons.against_references(comparisons.measured(run, experiment))
+        for experiment in run.experiments
+    }
+    shares = levels.shares(asked)
     for experiment in run.experiments:
         # A sweep compares no answers: it runs arms whose answers 04 compared.
         answers[experiment] = (
@@ -49,7 +62,7 @@ def judge(
             for arm, p in answers[experiment].items()
             if p.violations
         ]
-        here, its_controls = _compare_all(run, experiment, wished)
+        here, its_controls = _compare_all(run, experiment, asked[experiment], shares, wished)
         own += [r for c in here for r in c.reasons]
         reasons += [
             r for c in its_controls for r in c.reasons
@@ -58,8 +71,7 @@ def judge(
             why = "no arm was measured against itself, so nothing says how far equal arms differ"
             reasons.append(Refusal("no_control", f"{experiment}: {why}.", experiment))
         found, controls = found + here, controls + its_controls
-    speeds = [c for c in controls if c.metric == "tokens_per_s"]
-    reasons += [r for c in speeds if (r := comparisons.outside(run, c, len(speeds)))]
+    reasons += [r for c in controls if (r := comparisons.outside(run, c, len(controls)))]
     found = [_judged(c, reasons) for c in found]
     controls = [_judged(c, reasons, spare=("control",)) for c in controls]
     every = {(r.key, r.sentence): r for r in reasons + own}
@@ -82,28 +94,26 @@ def judge(
         tuple(controls),
         answers,
         tuple(every.values()),
-        _notes(run, reasons, answers),
+        _notes(run, reasons, answers) + notes.of(run, found),
     )
 
 
 def _compare_all(
-    run: RunView, experiment: str, wished: float | None
+    run: RunView,
+    experiment: str,
+    pairs: Sequence[tuple[str, str]],
+    shares: Mapping[tuple[bool, str], int],
+    wished: float | None,
 ) -> tuple[list[Comparison], list[Comparison]]:
-    measured = [
-        arm
-        for arm in run.arms(experiment)
-        if run.blocks(experiment, arm) or not run.blocks(experiment, arm, "parity")
-    ]
-    pairs = comparisons.against_references(measured)
     found = []
     for a, b in pairs:
-        level = comparisons.level_of(run, experiment, sum(reference == b for _, reference in pairs))
+        level = levels.level_of(run, experiment, shares[levels.question(experiment, b)])
         found += [
             comparisons.compare(run, experiment, a, b, metric, level, wished) for metric in METRICS
         ]
     controls = [
-        comparisons.compare(run, experiment, a, b, metric, lambda *_: LEVEL)
-        for a, b in comparisons.replicas(measured)
+        comparisons.compare(run, experiment, a, b, metric, lambda _: LEVEL, pooled=False)
+        for a, b in comparisons.replicas(comparisons.measured(run, experiment))
         for metric in METRICS
     ]
     return [c for c in found if c], [c for c in controls if c]
@@ -181,7 +191,7 @@ def _notes(
         if r.key in ("failed", "ranks_disagreed")
         for arm in r.arms
     }
-    notes = [
+    said = [
         (
             f"{f.experiment}: {f.reason.rstrip('.')} after a block on {f.arm}; what was measured"
             " until then is judged."
@@ -195,24 +205,24 @@ def _notes(
         for f in run.failures
         if (f.experiment, f.arm) not in told
     ]
-    notes += [
+    said += [
         f"{experiment}: SGLang held the accept length by simulation, so it says nothing about the"
         " pair."
         for experiment in run.experiments
         if run.acceptance_simulated(experiment)
     ]
-    notes += filter(None, (after_switch.note(run, experiment) for experiment in run.experiments))
+    said += filter(None, (after_switch.note(run, experiment) for experiment in run.experiments))
     # Where identity is not owed, rounding can do this as well as a fault: said, not refused.
-    notes += [
+    said += [
         f"{experiment}: {p.sentence}"
         for experiment, found in answers.items()
         for p in found.values()
         if p.result == "differs" and not p.violations
     ]
-    notes += [
+    said += [
         f"Negative control: {arm} with the draft of rank {c.rank} corrupted on purpose"
         f" was caught {c.within_s:.0f} s after its start began."
         for arm, c in corrupted_ranks(run.records).items()
         if c.detected
     ]
-    return tuple(notes)
+    return tuple(said)

@@ -48,6 +48,16 @@ class IntervalEntry(Entry):
     n: int | None = None
 
 
+class AlikeEntry(Entry):
+    """How pairs of one start resemble each other (``clustering.Clustering``)."""
+
+    icc: float | None = None
+    p: float | None = None
+    lag1: float | None = None
+    neighbours: int = 0
+    trend: float | None = None
+
+
 class Yardstick(Entry):
     """The control that a difference is held against: an arm over itself."""
 
@@ -68,8 +78,13 @@ class Yardstick(Entry):
 class ComparedEntry(Entry):
     """What a comparison and a control have in common (``comparisons.Comparison``).
 
-    pairs: units of the smaller side.
+    starts: server starts of the smaller side, the units of the interval; units: of each side.
+    pairs: pairs of blocks in the starts that held both arms; 0 across starts.
+    claims: whether the claim of its arms rests on this metric; equal: why the accept lengths are
+        equal, where they are.
     interval: how it was made.
+    beside: over all pairs, which speaks of these servers alone.
+    alike: how pairs of one start resemble each other.
     """
 
     experiment: str = ""
@@ -80,11 +95,15 @@ class ComparedEntry(Entry):
     low: float | None = None
     high: float | None = None
     level: float | None = None
+    starts: int | None = None
     pairs: int | None = None
     units: tuple[int, ...] = ()
+    claims: bool = True
+    equal: str | None = None
     method: str | None = None
     interval: str | None = None
     beside: IntervalEntry | None = None
+    alike: AlikeEntry | None = None
     sd: float | None = None
     resolution: float | None = None
     wanted: int | None = None
@@ -251,11 +270,15 @@ def _compared(c: Comparison) -> dict[str, Any]:
         "low": i.low if i else None,
         "high": i.high if i else None,
         "level": c.level,
-        "pairs": min(c.units),
+        "starts": min(c.units),
+        "pairs": c.pairs,
         "units": c.units,
+        "claims": c.claims,
+        "equal": c.equal,
         "method": c.method,
         "interval": i.method if i else None,
         "beside": IntervalEntry(**vars(c.beside)) if c.beside else None,
+        "alike": AlikeEntry(**vars(c.alike)) if c.valid and c.pairs else None,
         "sd": c.sd,
         "resolution": c.resolution,
         "wanted": c.wanted,

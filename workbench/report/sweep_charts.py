@@ -110,21 +110,23 @@ def by_load(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
 
 
 def narrowing(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
-    """How a ratio settles pair by pair: each pair's own, the ratio of all so far, and its interval,
-    which narrows.
+    """How a ratio settles start by start: each start's own, the ratio of all so far, and its
+    interval, which narrows.
 
     table: ``watching.narrowing``.
     """
     if table.empty:
-        return nothing("no pair of blocks yet", width)
+        return nothing("no server start yet", width)
     y = dict(
-        type="quantitative", title="ratio of throughput", scale=alt.Scale(zero=False, padding=10)
+        type="quantitative",
+        title=f"ratio of {table['of'].iloc[0]}",
+        scale=alt.Scale(zero=False, padding=10),
     )
     ticks = list(range(1, len(table) + 1, 1 + len(table) // 16))
     base = alt.Chart(table).encode(
         alt.X(
-            "pair:Q",
-            title="pairs of blocks",
+            "start:Q",
+            title="server starts",
             axis=alt.Axis(values=ticks, format="d", grid=False),
             scale=alt.Scale(nice=False, padding=16),
         )
@@ -145,7 +147,7 @@ def narrowing(table: pd.DataFrame, width: int = WIDE) -> alt.LayerChart:
         )
         + base.mark_line(color=ARM_COLOURS[0], strokeWidth=2).encode(alt.Y(field="ratio", **y))
         + base.mark_circle(color=MUTED, size=40, opacity=0.8).encode(
-            alt.Y(field="ratio of the pair", **y)
+            alt.Y(field="ratio of the start", **y)
         ),
         width,
         220,

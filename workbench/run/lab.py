@@ -20,7 +20,7 @@ from workbench.experiment.findings import T
 from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile, load
 from workbench.experiment.runlog import Block, Failure, Finding, Line, RunLog, now
-from workbench.judge import stopping, told, verdict
+from workbench.judge import levels, stopping, told, verdict
 from workbench.judge.findings import PlannedLooks
 from workbench.predict import model_shape, preflight
 from workbench.run import measuring, provenance, recording
@@ -171,9 +171,9 @@ class Run:
             rule = None if callable(plan) else stopping.rule(self.profile, tasks)
             arms = [Arm.parse(name) for name in plans.arms_of(tasks)]
             preflight.refuse(preflight.check(self.profile, arms))
-            if rule:
+            if rule and rule.checkpoints:
                 looks = PlannedLooks(looks=list(rule.checkpoints.looks))
-                self.record_finding(rule.experiment, stopping.CHECKPOINTS, looks)
+                self.record_finding(rule.experiment, levels.CHECKPOINTS, looks)
             measuring.measure(self.profile, self.folder, self.prompts, decide, rule)
 
     def stopped(self, why: str) -> None:

@@ -15,9 +15,9 @@ from workbench.experiment.findings import plain
 from workbench.experiment.plans import Task
 from workbench.experiment.profile import Profile
 from workbench.experiment.runlog import Block, Finding, Line, RunLog, now
-from workbench.judge import stopping
-from workbench.judge.findings import GpuMemory, Stopped
-from workbench.run.ticket import Progress, tell_progress
+from workbench.judge import levels, stopping
+from workbench.judge.findings import GpuMemory, Stopped, Watched
+from workbench.run.ticket import Progress, seen, tell_progress
 from workbench.serving import gpu_locks, gpus
 from workbench.serving import server as servers
 from workbench.serving.pool import Pool
@@ -109,6 +109,7 @@ def _run(
             plans.left_s(known, rest, pool.starts_left(rest)),
         )
         tell_progress(folder, at)
+        _note_watched(folder, known, file)
         log.info(
             "%s: block %d of %d on %s%s",
             at.experiment,
@@ -124,6 +125,20 @@ def _run(
                 raise
             return True
     return rule is None
+
+
+def _note_watched(folder: Path, known: Sequence[Line], file: RunLog) -> None:
+    """Write down that an experiment's interval was shown while it was measured, once."""
+    shown = seen(folder)
+    if shown is None or any(
+        isinstance(r, Finding) and (r.experiment, r.name) == (shown.experiment, levels.WATCHED_BY)
+        for r in known
+    ):
+        return
+    value = plain(Watched(starts=shown.starts))
+    file.append(
+        Finding(experiment=shown.experiment, name=levels.WATCHED_BY, time=now(), value=value)
+    )
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from workbench.experiment.errors import BadInput
 
-T = TypeVar("T", bound="Ticket | Progress")
-TICKET, PROGRESS, LOG = "process.json", "progress.json", "replay.log"
+T = TypeVar("T", bound="Ticket | Progress | Seen")
+TICKET, PROGRESS, LOG, SEEN = "process.json", "progress.json", "replay.log", "watched.json"
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,16 @@ class Progress:
     left_s: float | None = None
 
 
+@dataclass(frozen=True)
+class Seen:
+    """Whoever watches was shown an experiment's interval, after so many server starts: he may stop
+    the run for what it says, which its level has to pay for (judge/levels.py).
+    """
+
+    experiment: str
+    starts: int
+
+
 def of_process(pid: int) -> Ticket:
     """The first ticket of a process that has just been started."""
     return Ticket(pid, _ticks(pid))
@@ -78,6 +88,17 @@ def tell_progress(folder: Path, at: Progress) -> None:
     _write(folder / PROGRESS, at)
 
 
+def seen(folder: Path) -> Seen | None:
+    """What interval of the run at work was shown last; None where none was."""
+    return _read(folder / SEEN, Seen)
+
+
+def tell_seen(folder: Path, shown: Seen) -> None:
+    """Keep that an interval is shown, for the process that measures, which writes the log."""
+    if seen(folder) != shown:
+        _write(folder / SEEN, shown)
+
+
 def _read(path: Path, kind: type[T]) -> T | None:
     try:
         return kind(**json.loads(path.read_text()))
@@ -85,7 +106,7 @@ def _read(path: Path, kind: type[T]) -> T | None:
         return None
 
 
-def _write(path: Path, record: Ticket | Progress) -> None:
+def _write(path: Path, record: Ticket | Progress | Seen) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     new.write_text(json.dumps(asdict(record)))
