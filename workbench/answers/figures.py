@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from workbench.answers import memory_check
+from workbench.answers.parted_answers import answers, parted
 from workbench.answers.profiled_cycles import Profiled
 from workbench.experiment import metrics, runlog
+from workbench.experiment.metrics import IN_WORDS
 from workbench.experiment.profile_sections import ROOT
 from workbench.judge.findings import CorruptedRank, GpuMemory
+from workbench.judge.refusal import KINDS
 from workbench.judge.verdict_file import (
     ArmEntry,
     ComparedEntry,
     ComparisonEntry,
+    IntervalEntry,
     VerdictFile,
     Yardstick,
 )
@@ -47,27 +51,37 @@ class Figures:
 
     # -------------------------------------------------------------- comparisons
 
-    def ratio(self, name: str, a: str, b: str, metric: str = "tokens_per_s") -> str:
-        """A ratio with its interval."""
+    def ratio(self, name: str, a: str, b: str, metric: str | None = None) -> str:
+        """A ratio with its interval, by the metric that carries the claim where none is named."""
         return _interval(self._comparison(name, a, b, metric))
 
+    def these(self, name: str, a: str, b: str) -> str:
+        """The narrower statement about the recording's own servers."""
+        return _interval(self._comparison(name, a, b).beside)
+
+    def found(self, name: str, a: str, b: str) -> str:
+        """A comparison in words."""
+        return _found(self._comparison(name, a, b))
+
     def ratio_table(self, rows: Iterable[Sequence[str]]) -> str:
-        """One row a comparison (recording, a, b, what it is): ratio, level, what was found, the arm
-        against itself, and whether comparison and run are valid.
+        """One row a comparison (recording, a, b, what it is): by which metric, ratio, level, what
+        it rests on, what was found, the arm against itself, and whether comparison and run are
+        valid.
         """
         told = []
         for name, a, b, about in rows:
             c = self._comparison(name, a, b)
-            control = c.control or self.verdict(name).control
             told.append(
                 (
                     f"`{name}`: {about}",
                     f"`{a}` ÷ `{b}`",
-                    _interval(c),
+                    IN_WORDS[c.metric],
+                    _interval(c) if c.valid else ABSENT,
                     f"{100 * c.level:.3g} %",
-                    f"{c.pairs} {'pairs' if c.method == 'paired' else 'starts'}",
+                    f"{c.starts} / {c.pairs}" if c.pairs else f"{c.starts} a side",
                     _found(c),
-                    _interval(control) if control else ABSENT,
+                    _interval(c.beside) if c.beside else ABSENT,
+                    _interval(c.control) if c.control else ABSENT,
                     f"{_yes(c.valid)} / {_yes(self.verdict(name).valid)}",
                 )
             )
@@ -75,11 +89,13 @@ class Figures:
             (
                 "recording",
                 "comparison",
-                "ratio of tokens/s",
+                "of",
+                "ratio (interval)",
                 "level",
-                "from",
+                "starts / pairs",
                 "found",
-                "control",
+                "these servers alone (95 %)",
+                "control (95 %)",
                 "valid: ratio / run",
             ),
             told,
@@ -89,15 +105,13 @@ class Figures:
         """How far the control's arm is from itself, in percent."""
         return f"{100 * abs(self.verdict(name).control.ratio - 1):.1f} %"
 
-    def _comparison(
-        self, name: str, a: str, b: str, metric: str = "tokens_per_s"
-    ) -> ComparisonEntry:
-        found = [
+    def _comparison(self, name: str, a: str, b: str, metric: str | None = None) -> ComparisonEntry:
+        (one,) = [
             c
             for c in self.verdict(name).comparisons
-            if (c.a, c.b, c.metric, c.experiment) == (a, b, metric, _MAIN)
+            if (c.a, c.b, c.experiment) == (a, b, _MAIN)
+            and (c.claims if metric is None else c.metric == metric)
         ]
-        (one,) = found
         return one
 
     # -------------------------------------------------------------- one arm
@@ -272,67 +286,16 @@ class Figures:
         return [name for name in recording.names(self.folder) if name.startswith("h200")]
 
 
-def answers(folder: Path) -> dict[str, dict[tuple[str, int], tuple[int, ...]]]:
-    """{arm: {(prompt, requests at once): tokens}} of a recording's first parity blocks."""
-    found: dict[str, dict] = {}
-    for block in runlog.read(folder / "runs.jsonl"):
-        if (
-            block.kind == "block"
-            and (block.experiment, block.role) == (_MAIN, "parity")
-            and block.pair == 0
-        ):
-            found.setdefault(block.arm, {}).update(
-                {(r.prompt, block.concurrency): r.output_ids for r in block.requests}
-            )
-    return found
-
-
-@cache
-def _target():
-    """The tiny target in float32."""
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(
-        ROOT / "fixtures/tiny/target", dtype=torch.float32
-    ).eval()
-
-
-def parted(folders: Iterable[Path]) -> tuple[list[float], list[float], float]:
-    """Where the tiny pair's answers of shared part from none's: how far the two tokens' logits are
-    from the largest at most, that largest, and bfloat16's step between 8 and 16.
-    """
-    import torch
-
-    prompts = {
-        p["id"]: p["input_ids"]
-        for p in json.loads((ROOT / "fixtures/tiny/heldout.json").read_text())
-    }
-    apart, best = [], []
-    for folder in folders:
-        found = answers(folder)
-        for key, none in found["none"].items():
-            if none == (other := found["shared"][key]):
-                continue
-            place = next(i for i, (a, b) in enumerate(zip(none, other)) if a != b)
-            with torch.inference_mode():
-                text = torch.tensor([prompts[key[0]] + list(none[:place])])
-                logits = _target()(text).logits[0, -1]
-            best.append(logits.max().item())
-            apart.append(max(best[-1] - logits[t].item() for t in (none[place], other[place])))
-    return apart, best, torch.finfo(torch.bfloat16).eps * 8
-
-
-def _interval(c: ComparedEntry | Yardstick) -> str:
-    return f"{c.ratio:.3f} ({c.low:.3f} to {c.high:.3f})"
+def _interval(c: ComparedEntry | Yardstick | IntervalEntry) -> str:
+    return f"{c.ratio:.3f} ({c.low:.3f} to {c.high:.3f})" if c.low else ABSENT
 
 
 def _found(c: ComparisonEntry) -> str:
     """A comparison in words."""
+    if not c.valid:
+        return f"no result ({', '.join(KINDS[r.key].about for r in c.reasons)})"
     if not c.low <= 1 <= c.high:
-        return "**faster**" if c.low > 1 else "**slower**"
+        return "**faster**" if (c.low > 1) == (c.metric == "tokens_per_s") else "**slower**"
     return f"not distinguishable; {100 * c.resolution:.2g} % would have been seen"
 
 

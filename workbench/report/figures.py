@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -42,8 +43,10 @@ def figures(
     blocks = blocks.loc[[not is_sweep(experiment) for experiment in blocks["experiment"]]]
     arms = list(everyone or dict.fromkeys([*verdict.arms, *blocks["arm"]]))
     comparisons, controls = tables.comparisons(verdict), tables.controls(verdict)
-    for (metric, method), rows in comparisons.groupby(["metric", "method"], sort=False):
-        control = controls[(controls["metric"] == metric) & (controls["method"] == method)]
+    first = comparisons.sort_values("claims", ascending=False, kind="stable")
+    for (metric, method), rows in first.groupby(["metric", "method"], sort=False):
+        same = controls[controls["metric"] == metric]
+        control = same[same["method"] == method] if (same["method"] == method).any() else same
         if rows["ratio"].notna().any() or control["ratio"].notna().any():
             yield forest(str(metric), str(method), rows, control)
     for experiment, part in blocks.groupby("experiment", sort=False):
@@ -74,10 +77,8 @@ def figures(
 def forest(
     metric: str, method: str, rows: pd.DataFrame, control: pd.DataFrame, about: str = ""
 ) -> Figure:
-    """One figure a metric and method: paired blocks and server starts differ in scale, and each has
-    its own control.
-    """
-    how = {"paired": ", paired in one server", "starts": ", across server starts"}.get(method, "")
+    """One figure a metric and method: within starts and across them differ in scale."""
+    how = {"paired": ", within server starts", "starts": ", across server starts"}.get(method, "")
     better = {
         "throughput": "Right of 1 the first arm is faster. ",
         "cycle time": "Left of 1 the first arm is faster. ",
@@ -95,9 +96,7 @@ def forest(
 
 
 def _throughput(experiment: str, blocks: pd.DataFrame, arms: Sequence[str]) -> Iterator[Figure]:
-    """By pair where one server ran several arms, by start where arms met across servers: the two
-    units of comparison.
-    """
+    """By pair where one server ran several arms, by start where arms met across servers."""
     by_start = blocks.groupby("start")["arm"]
     paired = blocks[(by_start.transform("nunique") > 1) & blocks["pair"].notna()]
     size = int(max(log_tables.thinned(blocks)["blocks"]))
@@ -132,31 +131,34 @@ def ratios(comparisons: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
     words = {
         "ratio": [cells.fixed(row.ratio) if row.valid else "refused" for row in rows.itertuples()]
     }
-    for name, low, high in (
-        ("interval", "low", "high"),
-        ("interval by BCa", "low by BCa", "high by BCa"),
+    for name, ratio, low, high in (
+        ("interval over starts", None, "low", "high"),
+        ("these servers alone", "these", "these low", "these high"),
+        ("control (interval)", "control", "control low", "control high"),
     ):
-        words[name] = [
-            (
-                cells.NOT_APPLICABLE
-                if pd.isna(a) and (not valid or "BCa" in name)
-                else f"{cells.fixed(a)} to {cells.fixed(b)}"
-            )
-            for a, b, valid in zip(rows[low], rows[high], rows["valid"])
-        ]
-    table = rows.assign(**words).rename(columns={"pairs": "pairs or starts"})
+        words[name] = [_span(row, ratio, low, high) for row in rows.to_dict("records")]
+    table = rows.assign(**words, claim=["yes" if claims else "" for claims in rows["claims"]])
     return table[
         [
             "comparison",
             "metric",
+            "claim",
             *words,
             "level (%)",
             "resolution (%)",
-            "pairs or starts",
-            "method",
+            "starts",
+            "pairs",
             "experiment",
         ]
     ]
+
+
+def _span(row: dict[str, Any], ratio: str | None, low: str, high: str) -> str:
+    """An interval in words, after its ratio where one is named."""
+    if pd.isna(row[low]):
+        return cells.NOT_APPLICABLE
+    ends = f"{cells.fixed(row[low])} to {cells.fixed(row[high])}"
+    return f"{cells.fixed(row[ratio])} ({ends})" if ratio else ends
 
 
 def without_tokens(record: Line) -> Line:

@@ -157,7 +157,7 @@ def costs(comparisons: pd.DataFrame, profile: Mapping[str, Any]) -> list[str]:
     return [
         f"{row['comparison']}, {row['metric']}: a resolution of {wished} % takes"
         f" {row['wanted']:.0f}"
-        f" {'pairs of blocks' if row['method'] == 'paired' else 'starts a side'} in all,"
+        f" {'starts' if row['method'] == 'paired' else 'starts a side'} in all,"
         f" {row['wanted (s)']:.0f} s more than this run."
         for row in comparisons.dropna(subset=["wanted", "wanted (s)"]).to_dict("records")
     ]

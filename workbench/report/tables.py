@@ -28,6 +28,30 @@ from workbench.report.log_tables import output
 STAGES = stages_table.SPECULATION
 BEFORE = stages_table.BEFORE  # once a request, so no part of a cycle
 METRIC_NAMES = {"tokens_per_s": "throughput", "cycle_ms": "cycle time"}
+RATIO_COLUMNS = [
+    "experiment",
+    "comparison",
+    "metric",
+    "ratio",
+    "low",
+    "high",
+    "these",
+    "these low",
+    "these high",
+    "control",
+    "control low",
+    "control high",
+    "level (%)",
+    "starts",
+    "pairs",
+    "resolution (%)",
+    "wanted",
+    "wanted (s)",
+    "method",
+    "claims",
+    "valid",
+    "reasons",
+]
 DRAFT_ONLY = [
     "draft TP (ranks)",
     "drafting",
@@ -82,9 +106,11 @@ def comparisons(verdict: VerdictFile) -> pd.DataFrame:
     """One row a comparison: the ratio of arm a to arm b with its interval; a refused one has no
     ratio, only its reasons.
 
-    pairs: pairs of blocks (method "paired") or server starts a side ("starts"). low and high by
-    BCa: the bootstrap's interval, where there is one beside the headline's. wanted: pairs or starts
-    in all that the wished-for resolution needs, wanted (s): what the further ones cost.
+    starts: server starts, the units of the interval (of the smaller side); pairs: pairs of blocks
+    in them, where they held both arms. these low and high: the interval over those pairs, which
+    speaks of these servers alone. control: the same arm against itself. claims: whether the claim
+    rests on this metric. wanted: starts in all that the wished-for resolution needs, wanted (s):
+    what the further ones cost.
     """
     return _ratios(verdict.comparisons)
 
@@ -235,48 +261,36 @@ def _ratios(compared: Sequence[ComparedEntry]) -> pd.DataFrame:
     rows = []
     for c in compared:
         interval = c if c.valid else IntervalEntry()
-        bootstrap = c.beside if c.valid and c.beside else IntervalEntry()
+        # Said also where the starts are too few for a claim.
+        these = c.beside or IntervalEntry()
+        control = getattr(c, "control", None) or IntervalEntry()
         rows.append(
-            (
-                c.experiment,
-                f"{c.a} ÷ {c.b}",
-                METRIC_NAMES.get(c.metric, c.metric),
-                number(interval.ratio),
-                number(interval.low),
-                number(interval.high),
-                number(bootstrap.low),
-                number(bootstrap.high),
-                100 * number(c.level),
-                number(c.pairs),
-                100 * number(c.resolution),
-                number(c.wanted),
-                number(c.wanted_seconds),
-                c.method or UNKNOWN,
-                c.valid,
-                c.reasons,
-            )
+            {
+                "experiment": c.experiment,
+                "comparison": f"{c.a} ÷ {c.b}",
+                "metric": METRIC_NAMES.get(c.metric, c.metric),
+                "ratio": number(interval.ratio),
+                "low": number(interval.low),
+                "high": number(interval.high),
+                "these": number(these.ratio),
+                "these low": number(these.low),
+                "these high": number(these.high),
+                "control": number(control.ratio),
+                "control low": number(control.low),
+                "control high": number(control.high),
+                "level (%)": 100 * number(c.level),
+                "starts": number(c.starts),
+                "pairs": number(c.pairs),
+                "resolution (%)": 100 * number(c.resolution),
+                "wanted": number(c.wanted),
+                "wanted (s)": number(c.wanted_seconds),
+                "method": c.method or UNKNOWN,
+                "claims": c.claims,
+                "valid": c.valid,
+                "reasons": c.reasons,
+            }
         )
-    return pd.DataFrame(
-        rows,
-        columns=[
-            "experiment",
-            "comparison",
-            "metric",
-            "ratio",
-            "low",
-            "high",
-            "low by BCa",
-            "high by BCa",
-            "level (%)",
-            "pairs",
-            "resolution (%)",
-            "wanted",
-            "wanted (s)",
-            "method",
-            "valid",
-            "reasons",
-        ],
-    )
+    return pd.DataFrame(rows, columns=RATIO_COLUMNS)
 
 
 def _draft_ranks(arm: Arm | None, profile: Mapping[str, Any]) -> float:

@@ -27,7 +27,6 @@ from workbench.report import (
 )
 from workbench.run import provenance
 
-METRIC = tables.METRIC_NAMES["tokens_per_s"]
 # What differs between any two runs and explains nothing comes last; a setting that differs explains
 # most.
 _LAST = ("command", "time", "workbench_commit", "workbench_sources", "workbench_changed")
@@ -77,12 +76,20 @@ def compared(a: Side, b: Side) -> pd.DataFrame:
     held against each other; levels cannot.
     """
     left, right = (_ratios(run.verdict) for run in (a, b))
+    claims = _claims(a.verdict) | _claims(b.verdict)
     rows = []
     for key in dict.fromkeys([*left, *right]):
         one, other = left.get(key), right.get(key)
         both = stats.ratio_of_ratios(one, other) if one and other else None
         rows.append(
-            (*key, *(_three(one)), *(_three(other)), *(_three(both)), _told(key, left, both))
+            (
+                *key,
+                *(_three(one)),
+                *(_three(other)),
+                *(_three(both)),
+                _told(key, left, both),
+                key in claims,
+            )
         )
     return pd.DataFrame(
         rows,
@@ -100,6 +107,7 @@ def compared(a: Side, b: Side) -> pd.DataFrame:
             "low",
             "high",
             "told",
+            "claims",
         ],
     )
 
@@ -107,7 +115,7 @@ def compared(a: Side, b: Side) -> pd.DataFrame:
 def sentence(a: Side, b: Side) -> str:
     """Whether the runs agree on the question, in one sentence."""
     rows = compared(a, b)
-    here = rows[(rows["metric"] == METRIC) & rows["A ÷ B"].notna()]
+    here = rows[rows["claims"] & rows["A ÷ B"].notna()]
     headlines = [c for run in (a, b) for c in _headlines(run)]
     asked = (
         here[[key in headlines for key in zip(here["experiment"], here["comparison"])]]
@@ -118,8 +126,8 @@ def sentence(a: Side, b: Side) -> str:
         return f"Nothing was compared with a result in both runs, {a.name} (A) and {b.name} (B)."
     row = (asked if len(asked) else here).iloc[0]
     said = (
-        f"{row['comparison']} is {_interval(row, 'A')} in A and {_interval(row, 'B')} in B; their"
-        f" ratio is {row['A ÷ B']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        f"{row['comparison']} in {row['metric']} is {_interval(row, 'A')} in A and"
+        f" {_interval(row, 'B')} in B; their ratio is {row['A ÷ B']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
     )
     others = [
         f"{name} ({experiment})"
@@ -150,12 +158,14 @@ def arms(a: Side, b: Side) -> pd.DataFrame:
 
 
 def points(rows: pd.DataFrame) -> pd.DataFrame:
-    """The ratios of tokens/s that both runs have, for ``charts.two_runs``: one row a comparison and
-    run.
+    """The ratios that carry the claims and that both runs have, for ``charts.two_runs``: one row a
+    comparison and run.
     """
-    here = rows[(rows["metric"] == METRIC) & rows["A ÷ B"].notna()]
-    several = here["experiment"].nunique() > 1
-    label = here["comparison"] + (", " + here["experiment"] if several else "")
+    here = rows[rows["claims"] & rows["A ÷ B"].notna()]
+    label = here["comparison"]
+    for column in ("metric", "experiment"):
+        if here[column].nunique() > 1:
+            label = label + ", " + here[column]
     return pd.concat(
         [
             pd.DataFrame(
@@ -188,11 +198,17 @@ def _stages(a: Side, b: Side) -> pd.DataFrame:
 def _ratios(verdict: VerdictFile) -> dict[tuple[str, str, str], Interval]:
     return {
         (row.experiment, row.comparison, row.metric): Interval(
-            row.ratio, row.low, row.high, row.level, row.method, int(row.pairs)
+            row.ratio, row.low, row.high, row.level, row.method, int(row.starts)
         )
         for row in tables.comparisons(verdict).rename(columns={"level (%)": "level"}).itertuples()
         if row.valid and not math.isnan(row.ratio) and row.low > 0
     }
+
+
+def _claims(verdict: VerdictFile) -> set[tuple[str, str, str]]:
+    rows = tables.comparisons(verdict)
+    claims = rows[rows["claims"].astype(bool)]
+    return set(zip(claims["experiment"], claims["comparison"], claims["metric"]))
 
 
 def _headlines(run: Side) -> list[tuple[str, str]]:
@@ -256,7 +272,7 @@ def render(a: Side, b: Side) -> str:
     figures = (
         [
             html.figure(
-                "Ratios of throughput in both runs",
+                "Ratios in both runs",
                 "Each pair of intervals is one comparison, as each run made it. The dashed line "
                 "is no difference.",
                 lambda width: charts.two_runs(drawn, width),
