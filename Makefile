@@ -71,7 +71,8 @@ lint: env
 
 lab: env
 	JUPYTER_PATH=$(BASE)/share/jupyter JUPYTERLAB_DIR=$(BASE)/share/jupyter/lab JUPYTER_CONFIG_PATH=$(BASE)/etc/jupyter \
-	  $(BIN)/python -m jupyterlab --notebook-dir=$(NOTEBOOKS) $(ARGS)
+	  $(BIN)/python -m jupyterlab --notebook-dir=$(NOTEBOOKS) \
+	  --ServerApp.kernel_spec_manager_class=workbench.run.kernel.OwnSpecs $(ARGS)
 
 # README.md and docs/*.md from docs/src/*.md.j2 and the recordings.
 docs: env

@@ -33,6 +33,7 @@ from workbench.judge.stopping import STOPPED
 from workbench.judge.verdict_file import VerdictFile
 from workbench.publish import publish
 from workbench.run import recording, ticket
+from workbench.run.kernel import OwnKernel
 from workbench.run.lab import Run
 from workbench.serving import server
 
@@ -275,6 +276,7 @@ def _execute(notebook: Notebook, lab: Run, output: Path) -> bool:
             output,
             parameters,
             kernel_name="python3",
+            kernel_manager_class=OwnKernel,
             cwd=ROOT / "notebooks",
             progress_bar=False,
             log_output=True,

@@ -39,8 +39,10 @@ STAGE_COLOURS = ("#d9a441", "#35618f", "#9fb8cf", "#8c6bb1")
 
 def svg(chart: alt.TopLevelMixin) -> str:
     """The chart as one SVG element: no script, nothing loaded, text escaped by Vega."""
-    # Altair validated each part when it was made; the whole again takes as long as the drawing.
-    return _drawn(json.dumps(chart.to_dict(validate=False)))
+    # Altair allows 5,000 rows, for the sake of pages that hold the data; a drawing holds none.
+    with alt.data_transformers.disable_max_rows():
+        # Altair validated each part when it was made; the whole again takes as long as drawing it.
+        return _drawn(json.dumps(chart.to_dict(validate=False)))
 
 
 @lru_cache(maxsize=64)  # a panel asks again and again, mostly for what it shows already

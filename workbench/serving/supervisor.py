@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from workbench.serving.server_log import SUPERVISOR
+from workbench.serving.shared_memory import SharedMemory
 
 MARKER = "DRAFT_TP_SERVER"
 # setproctitle, with which SGLang names its processes, writes over the environment that /proc shows
@@ -122,7 +123,8 @@ def account(text: str) -> dict[str, Any] | None:
 
     server; why: "released" (the pipe closed), "signalled", or "died" (the launcher did); status:
     the launcher's exit status, negative for a signal; ended, left: pids; port_free, gpus_free: None
-    where there is none; seconds: from the order to end until all this was known.
+    where there is none; removed: names of shared memory that it left; seconds: from the order to
+    end until all this was known.
     """
     said = [line for line in text.splitlines() if line.startswith(SUPERVISOR)]
     return json.loads(said[-1].removeprefix(SUPERVISOR)) if said else None
@@ -161,6 +163,7 @@ def main(arguments: Sequence[str], start: Callable[..., subprocess.Popen] = pope
     prctl(
         _PR_SET_CHILD_SUBREAPER, 1
     )  # orphans of the server become its own children, whatever they did to their environment
+    memory = SharedMemory(lambda: _alive(server, child))
     with open(log, "ab") as output:
         # Where the supervisor itself is killed, the kernel ends the launcher, and SGLang's workers
         # die with that (srt/utils/common.py:3432 kill_itself_when_parent_died).
@@ -168,7 +171,8 @@ def main(arguments: Sequence[str], start: Callable[..., subprocess.Popen] = pope
             command, server, output.fileno(), lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         )
     os.environ.pop(MARKER, None)
-    why = _wait(child)
+    why = _wait(child, memory.look)
+    memory.look()  # of a launcher that died before its workers
     begun = time.monotonic()
     ended, left = end(server, launcher=child)
     port_free = _until(lambda: port_is_free(int(port), host), PORT_FREE_WITHIN_S) if host else None
@@ -181,6 +185,7 @@ def main(arguments: Sequence[str], start: Callable[..., subprocess.Popen] = pope
             "left": left,
             "port_free": port_free,
             "gpus_free": _gpus_free({*ended, child.pid}),
+            "removed": memory.remove(),
             "seconds": round(time.monotonic() - begun, 2),
         }
     )
@@ -193,11 +198,12 @@ def main(arguments: Sequence[str], start: Callable[..., subprocess.Popen] = pope
     return 1 if left else 0
 
 
-def _wait(child: subprocess.Popen) -> str:
+def _wait(child: subprocess.Popen, meanwhile: Callable[[], None]) -> str:
     """Until the server's launcher has ended, which it does after a worker's death too, or the pipe
-    has been closed at its other end.
+    has been closed at its other end. meanwhile: called some five times a second.
     """
     while child.poll() is None:
+        meanwhile()
         try:
             readable, _, _ = select.select([sys.stdin], [], [], 0.2)
             if readable and not os.read(sys.stdin.fileno(), 1):

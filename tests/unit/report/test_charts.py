@@ -11,7 +11,14 @@ import pytest
 
 from tests.simulated import VERDICT, records, refused
 from workbench.judge.verdict_file import VerdictFile
-from workbench.report import chart_parts, charts, cycle_charts, log_tables, tables
+from workbench.report import (
+    chart_parts,
+    charts,
+    cycle_charts,
+    log_tables,
+    sweep_charts,
+    tables,
+)
 
 LOG = records()
 SOUND, REFUSED = VerdictFile.read(VERDICT), VerdictFile.read(refused())
@@ -246,3 +253,23 @@ def test_a_stage_that_an_arm_has_not_takes_no_room():
     assert len(marks(picture, "rect")) == 3 and [
         w for w in words(picture) if w in ("draft", "verify", "decode")
     ] == ["draft", "verify", "decode"]
+
+
+def test_charts_of_any_number_of_rows_are_drawn():
+    """6,667 pairs of two arms, and as many starts in the live panel."""
+    many = 6_667
+    settled = pd.DataFrame(
+        {
+            "start": range(1, many + 1),
+            "ratio of the start": 1.0,
+            "ratio": 1.0,
+            "low": 0.9,
+            "high": 1.1,
+            "of": "cycle time",
+        }
+    )
+    widths = pd.DataFrame(
+        {"tokens verified": range(many), "predicted (ms)": 1.0, "measured (ms)": 1.0}
+    )
+    for chart in (sweep_charts.narrowing(settled), cycle_charts.verify_width(widths)):
+        assert chart_parts.svg(chart).startswith("<svg")
