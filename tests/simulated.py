@@ -79,7 +79,7 @@ VERDICT = {
     "engine": "cpu",
     "valid": True,
     "sentence": (
-        "own-1 gave 1.057 times the throughput of shared (95 % interval 1.031 to 1.083, 12 pairs;"
+        "own-1 gave 1.057 times the throughput of shared (95 % interval 1.031 to 1.083, 6 starts;"
         " differences from 1.9 % up could be seen): this is a simulated run on the CPU engine,"
         " which proves function and never speed."
     ),
@@ -128,6 +128,7 @@ VERDICT = {
             "low": 1.031,
             "high": 1.083,
             "level": 0.95,
+            "starts": 6,
             "pairs": 12,
             "method": "paired",
             "resolution": 0.019,
@@ -138,7 +139,7 @@ VERDICT = {
                 "low": 1.033,
                 "high": 1.079,
                 "level": 0.95,
-                "method": "BCa bootstrap over pairs",
+                "method": "t over pairs",
                 "n": 12,
             },
         },
@@ -151,6 +152,7 @@ VERDICT = {
             "low": 0.923,
             "high": 0.970,
             "level": 0.95,
+            "starts": 6,
             "pairs": 12,
             "method": "paired",
             "resolution": 0.019,
@@ -166,7 +168,8 @@ VERDICT = {
             "low": 1.302,
             "high": 1.599,
             "level": 0.95,
-            "pairs": 3,
+            "starts": 3,
+            "pairs": 0,
             "method": "starts",
             "resolution": 0.11,
             "valid": True,
@@ -183,6 +186,7 @@ VERDICT = {
         "low": 0.981,
         "high": 1.027,
         "level": 0.95,
+        "starts": 6,
         "pairs": 12,
         "method": "paired",
         "valid": True,

@@ -112,8 +112,13 @@ def _parser() -> argparse.ArgumentParser:
             " anywhere"
         ),
     )
-    record.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
-    record.add_argument("name", metavar="NAME")
+    record.add_argument("run", type=Path, metavar="RUN", nargs="?", help="a run's folder")
+    record.add_argument("name", metavar="NAME", nargs="?")
+    record.add_argument(
+        "--anew",
+        action="store_true",
+        help="instead judge every recording again by the rules of today; logs stay as they are",
+    )
     record.set_defaults(do=commands.record)
     check = subparsers.add_parser(
         "check", help="everything that can be known before a server is started"

@@ -90,6 +90,13 @@ def record(options: argparse.Namespace) -> int:
     from workbench.run import recording
     from workbench.run.lab import reopen
 
+    if options.anew:
+        for name in recording.names():
+            changed = recording.judge_anew(name)
+            print(f"{recording.PREFIX}{name}: {len(changed)} entries of its verdict changed")
+        return 0
+    if options.run is None or options.name is None:
+        raise BadInput("RUN NAME", "are missing", "name a run's folder and the recording")
     lab = reopen(options.run)
     profiled_cycles.decompositions(lab)  # into the log: the traces themselves are not kept
     made = recording.record(lab.folder, lab.profile, lab.prompts, options.name, missing(lab))

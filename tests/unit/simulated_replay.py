@@ -34,7 +34,7 @@ def measured(folder: Path, profile: str = "cpu-tiny") -> Run:
 
     records = [LABEL]
     for plan in (
-        lambda records: plans.baseline(chosen, prompts, records),
+        lambda _: plans.baseline(chosen, prompts),
         lambda _: plans.draft_tp(chosen, prompts),
         sweeps.steps(chosen, prompts),
         setting_sweep.collectives(chosen, prompts, chosen.sweep.settings),

@@ -2,6 +2,7 @@
 means, everything from outside escaped.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -152,21 +153,47 @@ def test_the_interval_narrows_and_ends_as_the_verdict_has_it():
     assert narrowing.question(records) == ("draft_tp", "own-1", "shared")
     widths = (table["high"] - table["low"]).tolist()
     assert (
-        table["pair"].tolist() == [1, 2, 3, 4, 5, 6]
-        and widths[3] > widths[5]
-        and all(w != w for w in widths[:3])
+        table["start"].tolist() == [1, 2, 3, 4]
+        and widths[2] > widths[3]
+        and all(w != w for w in widths[:2])
+        and set(table["of"]) == {"cycle time"}
     )
     from workbench.judge import verdict
 
     found = next(
         c
         for c in verdict.judge(profile(), sound()).comparisons
-        if (c.a, c.b, c.metric) == ("own-1", "shared", "tokens_per_s")
+        if (c.a, c.b, c.metric) == ("own-1", "shared", "cycle_ms")
     )
     assert table.iloc[-1]["low"] == pytest.approx(found.interval.low) and table.iloc[-1][
         "ratio"
     ] == pytest.approx(found.interval.ratio)
     assert chart_parts.svg(sweep_charts.narrowing(table)).count("<path") > 6
+
+
+def test_whoever_watches_a_run_at_work_sees_whole_starts_at_a_level_that_pays_for_it():
+    records = [r for r in sound() if not isinstance(r, Block) or r.role != "parity"]
+    last = max(r.start for r in records if isinstance(r, Block) and r.arm == "own-1")
+    while not (isinstance(records[-1], Block) and records[-1].start == last):
+        records.pop()
+    chosen = profile(plan={"starts": 8})
+    ended, live = (narrowing.narrowing(chosen, records, at_work) for at_work in (False, True))
+    assert len(live) == len(ended) - 1
+    same = ended.iloc[len(live) - 1]
+    assert live.iloc[-1]["high"] - live.iloc[-1]["low"] > 2 * (same["high"] - same["low"])
+
+
+def test_what_was_shown_is_kept_for_the_process_that_measures(place, monkeypatch):
+    whole = narrowing.narrowing
+    monkeypatch.setattr(narrowing, "narrowing", lambda chosen, log, _: whole(chosen, log))
+    panel = Quick("cpu-tiny", place)
+    folder = place.parent / "cpu-tiny-2"
+    measured(folder)
+    ticket.write(folder, ticket.of_process(os.getpid()))
+    panel.folder = folder
+    panel.refresh()
+    assert "<svg" in panel.chart.value and ticket.seen(folder).starts >= 2
+    assert "Valid" not in panel.result.value
 
 
 def test_before_the_first_pair_there_is_nothing_to_see(tmp_path):
@@ -175,7 +202,7 @@ def test_before_the_first_pair_there_is_nothing_to_see(tmp_path):
         and narrowing.question([]) is None
         and ticket.progress(tmp_path) is None
     )
-    assert "no pair of blocks yet" in chart_parts.svg(
+    assert "no server start yet" in chart_parts.svg(
         sweep_charts.narrowing(narrowing.narrowing(profile(), []))
     )
 
@@ -199,6 +226,6 @@ def test_a_log_under_work_with_a_torn_line_is_read(tmp_path):
     lab = measured(tmp_path)
     with open(tmp_path / "runs.jsonl", "ab") as file:
         file.write(b'{"kind": "blo')
-    assert len(narrowing.narrowing(lab.profile, lab.records)) > 3
+    assert len(narrowing.narrowing(lab.profile, lab.records)) == 3
     with RunLog(tmp_path / "runs.jsonl"):
         pass

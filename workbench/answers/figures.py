@@ -18,6 +18,7 @@ from workbench.answers.profiled_cycles import Profiled
 from workbench.experiment import metrics, runlog
 from workbench.experiment.metrics import IN_WORDS
 from workbench.experiment.profile_sections import ROOT
+from workbench.judge.clustering import SURE
 from workbench.judge.findings import CorruptedRank, GpuMemory
 from workbench.judge.refusal import KINDS
 from workbench.judge.verdict_file import (
@@ -100,6 +101,31 @@ class Figures:
             ),
             told,
         )
+
+    def these_alone(self, names: Iterable[str]) -> str:
+        """The recordings in which own-1 ÷ shared is decided for their own servers and not for
+        others.
+        """
+        found = [(name, self._comparison(name, "own-1", "shared")) for name in names]
+        told = [
+            f"`{name}`"
+            for name, c in found
+            if (c.beside and not c.beside.low <= 1 <= c.beside.high)
+            and not (c.valid and not c.low <= 1 <= c.high)
+        ]
+        return ", ".join(told) or "none"
+
+    def clustered(self, names: Iterable[str]) -> str:
+        """The recordings in which the pairs of one start resemble each other, with their
+        intraclass correlation (own-1 ÷ shared).
+        """
+        found = [(name, self._comparison(name, "own-1", "shared").alike) for name in names]
+        told = [
+            f"`{name}` ({alike.icc:.2f})"
+            for name, alike in found
+            if alike and alike.p is not None and alike.p < SURE
+        ]
+        return ", ".join(told) or "none"
 
     def control(self, name: str) -> str:
         """How far the control's arm is from itself, in percent."""
@@ -293,7 +319,7 @@ def _interval(c: ComparedEntry | Yardstick | IntervalEntry) -> str:
 def _found(c: ComparisonEntry) -> str:
     """A comparison in words."""
     if not c.valid:
-        return f"no result ({', '.join(KINDS[r.key].about for r in c.reasons)})"
+        return f"no result ({', '.join(dict.fromkeys(KINDS[r.key].about for r in c.reasons))})"
     if not c.low <= 1 <= c.high:
         return "**faster**" if (c.low > 1) == (c.metric == "tokens_per_s") else "**slower**"
     return f"not distinguishable; {100 * c.resolution:.2g} % would have been seen"

@@ -1,4 +1,4 @@
-"""Where the tiny pair's answers with a draft part from those without: how near the two tokens are."""
+"""Where the tiny pair's answers with a draft part from those without, and by how little."""
 
 from __future__ import annotations
 

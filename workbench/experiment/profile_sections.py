@@ -137,9 +137,10 @@ class Workload(Section):
 class Plan(Section):
     """Which arms are compared and how much is spent.
 
-    pairs: pairs of blocks inside one server.
-    starts: server starts a side where a comparison crosses restarts, each with blocks_per_start
-        blocks of every arm or more.
+    starts: server starts, the units of every comparison (a side, where no server holds both arms):
+        from 6 on an interval is not much wider than of many.
+    pairs: pairs of blocks inside servers in all, shared among the starts, each of which has
+        blocks_per_start of every arm or more.
     restart: an arm is reached by a server of its own, even where one server can hold several and
         switch between them.
     parity_prompts, parity_tokens: how many answers of how many tokens are compared token by token.
@@ -150,15 +151,16 @@ class Plan(Section):
     negative_control: afterwards, servers with one rank's draft corrupted on purpose must be caught
         (workbench/answers/negative_control.py).
     resolution: the difference to be resolved (0.02 is 2 %); the verdict says what it costs.
-    stop: end the run at the first checkpoint, one after each round of starts, where that difference
+    stop: end the run at the first checkpoint, one after each round of starts from the third on,
+        where that difference
         is resolved (without a wished one: where own-N and shared are told apart); the intervals pay
         for the looks.
     budget_s: seconds of starts and blocks after which no further round begins.
     """
 
     arms: tuple[str, ...] = ("none", "shared", "own-1")
-    pairs: int = Field(6, ge=1)
-    starts: int = Field(3, ge=1)
+    pairs: int = Field(12, ge=1)
+    starts: int = Field(6, ge=1)
     blocks_per_start: int = Field(2, ge=1)
     restart: bool = False
     parity_prompts: int = Field(12, ge=1)

@@ -24,8 +24,9 @@ class Clustering:
         p: of its F test. None with fewer than two starts of two pairs.
     lag1: correlation of a pair with the next one of its start, about the start's mean; neighbours:
         how many such there are. None without.
-    trend: p of a common slope over the place in the start, starts' means taken out; None where it
-        has fewer than two degrees of freedom.
+    trend: p of a common slope over the place in the start, starts' means taken out; change: of a
+        slope of the starts' means over their order. None where it has fewer than two degrees of
+        freedom.
     """
 
     icc: float | None = None
@@ -33,6 +34,7 @@ class Clustering:
     lag1: float | None = None
     neighbours: int = 0
     trend: float | None = None
+    change: float | None = None
 
     @property
     def high(self) -> bool:
@@ -45,8 +47,10 @@ class Clustering:
 
     @property
     def drifts(self) -> bool:
-        """Whether the ratio moves while a start goes on: one arm changed and the other did not."""
-        return self.trend is not None and self.trend < DRIFTS
+        """Whether the ratio moves while a start, or the run, goes on: one arm changed and the other
+        did not.
+        """
+        return any(p is not None and p < DRIFTS for p in (self.trend, self.change))
 
 
 def of(starts: Sequence[Sequence[float]]) -> Clustering:
@@ -63,7 +67,9 @@ def of(starts: Sequence[Sequence[float]]) -> Clustering:
     # (1954) 390): that is given back.
     size = sum(map(len, long)) / len(long)
     lag1 = min(1.0, products / within * size / (size - 1) + 1 / size)
-    return Clustering(icc, p, lag1, neighbours, _trend(long, within))
+    means = np.array([x.mean() for x in groups])
+    change = _trend([means - means.mean()])
+    return Clustering(icc, p, lag1, neighbours, _trend(long), change)
 
 
 def _between(
@@ -80,14 +86,15 @@ def _between(
     return float(icc), float(special.fdtrc(k - 1, pairs - k, above / below))
 
 
-def _trend(centred: Sequence[np.ndarray], within: float) -> float | None:
+def _trend(centred: Sequence[np.ndarray]) -> float | None:
+    """p of a common slope over the place in each sequence, whose mean is 0."""
     places = [np.arange(len(x)) - (len(x) - 1) / 2 for x in centred]
     df = sum(map(len, centred)) - len(centred) - 1
     if df < 2:
         return None
     xx = sum(float((t**2).sum()) for t in places)
     slope = sum(float((t * x).sum()) for t, x in zip(places, centred)) / xx
-    left = within - slope**2 * xx
+    left = sum(float((x**2).sum()) for x in centred) - slope**2 * xx
     if left <= 0:
         return 0.0
     return float(2 * special.stdtr(df, -abs(slope) / math.sqrt(left / df / xx)))

@@ -69,18 +69,22 @@ class Comparison:
         return self.metric == ("cycle_ms" if self.equal else "tokens_per_s")
 
     def refused(self, reasons: Sequence[Refusal]) -> Comparison:
-        """The same comparison without a result, when there are reasons; else itself."""
+        """The same comparison without a result, when there are reasons; else itself. What was seen
+        of these servers stays where they are only too few.
+        """
+        every = self.reasons + tuple(reasons)
+        few = all(reason.key == "too_few_starts" for reason in every)
         return (
             replace(
                 self,
                 interval=None,
-                beside=None,
+                beside=self.beside if few else None,
                 alike=Clustering(),
                 sd=None,
                 resolution=None,
                 wanted=None,
                 wanted_seconds=None,
-                reasons=self.reasons + tuple(reasons),
+                reasons=every,
             )
             if reasons
             else self
@@ -177,20 +181,18 @@ def compare(
         level(min(found.units)),
         found.units,
         len(pairs),
+        beside=(
+            stats.mean_ratio(pairs, stats.LEVEL, "t over pairs")
+            if len(pairs) >= stats.MIN_PAIRS
+            else None
+        ),
         equal=equal,
         load=load,
     )
-    # What holds of the servers that were measured is said also where they are too few for a claim.
-    beside = (
-        stats.mean_ratio(pairs, stats.LEVEL, "t over pairs")
-        if len(pairs) >= stats.MIN_PAIRS
-        else None
-    )
     if found.fault:
         key, why = found.fault
-        told = told.refused([Refusal(key, f"{a} against {b}: {why}.", experiment, (a, b))])
-        return replace(told, beside=beside) if key == "too_few_starts" else told
-    return replace(_with_interval(told, found, wished), beside=beside)
+        return told.refused([Refusal(key, f"{a} against {b}: {why}.", experiment, (a, b))])
+    return _with_interval(told, found, wished)
 
 
 def _with_interval(told: Comparison, found: Sample, wished: float | None) -> Comparison:

@@ -22,7 +22,7 @@ def of(run: RunView, compared: Sequence[Comparison]) -> tuple[str, ...]:
     notes = []
     for experiment in dict.fromkeys(c.experiment for c in claims):
         here = [c for c in claims if c.experiment == experiment]
-        notes += [*_few(here), *_looked(run, experiment, here[0])]
+        notes += [*_few(here), *_looked(run, experiment, here)]
         notes += [note for c in here for note in (_clustered(c), _drifting(c)) if note]
     return tuple(notes)
 
@@ -41,16 +41,17 @@ def _few(here: Sequence[Comparison]) -> list[str]:
     ]
 
 
-def _looked(run: RunView, experiment: str, claim: Comparison) -> list[str]:
+def _looked(run: RunView, experiment: str, here: Sequence[Comparison]) -> list[str]:
     stopped, watched = levels.by_hand(run, experiment), levels.watched(run, experiment)
     if not (stopped or watched):
         return []
     how = " and ".join(
         ["stopped by hand"] * stopped + ["watched while its interval was shown"] * watched
     )
+    claim = min(here, key=lambda c: c.level)
     return [
         f"{experiment} was {how}, and whoever sees an interval may stop for what it says: its"
-        f" intervals have paid for a look after each start (level {100 * claim.level:.3g} %)."
+        f" intervals have paid for a look after each start (level {100 * claim.level:.4g} %)."
     ]
 
 
@@ -74,8 +75,11 @@ def _clustered(c: Comparison) -> str | None:
 def _drifting(c: Comparison) -> str | None:
     if not c.alike.drifts:
         return None
+    ps = {"while a start goes on": c.alike.trend, "from start to start": c.alike.change}
+    known = {when: p for when, p in ps.items() if p is not None}
+    when = min(known, key=known.get)
     return (
-        f"{c.experiment}: the ratio of {c.a} to {c.b} moves while a start goes on"
-        f" (p = {c.alike.trend:.1g}): one arm changed and the other did not, which no interval"
-        " covers."
+        f"{c.experiment}: the ratio of {c.a} to {c.b} moves {when} (p = {known[when]:.1g}): one arm"
+        " changed and the other did not, so that the interval speaks of this run's mean and not of"
+        " the next run."
     )

@@ -129,7 +129,7 @@ def _judged(
     return c.refused(
         [
             r
-            for r in reasons
+            for r in dict.fromkeys(reasons)
             if r.concerns(c.experiment, (c.a, c.b), c.metric)
             and r.key not in spare
             and r not in c.reasons

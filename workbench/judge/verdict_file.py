@@ -56,6 +56,7 @@ class AlikeEntry(Entry):
     lag1: float | None = None
     neighbours: int = 0
     trend: float | None = None
+    change: float | None = None
 
 
 class Yardstick(Entry):

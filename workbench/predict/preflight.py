@@ -15,7 +15,14 @@ from workbench.experiment.arms import Arm
 from workbench.experiment.checks import Check, passed, refused
 from workbench.experiment.errors import BadInput
 from workbench.experiment.profile import Profile
-from workbench.predict import compatibility, memory, prompt_file, quantized, server_flags
+from workbench.predict import (
+    compatibility,
+    memory,
+    plan_size,
+    prompt_file,
+    quantized,
+    server_flags,
+)
 from workbench.predict.memory_fit import Device, at_once, devices, equal_pools, room
 from workbench.predict.model_folder import model, tried
 from workbench.predict.model_shape import ModelShape
@@ -56,6 +63,7 @@ def _findings(
     """The checks one by one; ``so_far`` is where the caller keeps them."""
     yield from tried(lambda: versions(profile))
     yield from tried(lambda: server_flags.check(profile))
+    yield from plan_size.check(profile)
     yield from tried(lambda: port(profile))
     yield from tried(lambda: unlocked(profile))
     yield from tried(lambda: nodes.check(profile))

@@ -262,7 +262,8 @@ def _ratios(compared: Sequence[ComparedEntry]) -> pd.DataFrame:
     for c in compared:
         interval = c if c.valid else IntervalEntry()
         # Said also where the starts are too few for a claim.
-        these = c.beside or IntervalEntry()
+        few = all(reason.key == "too_few_starts" for reason in c.reasons)
+        these = c.beside if c.beside and few else IntervalEntry()
         control = getattr(c, "control", None) or IntervalEntry()
         rows.append(
             {

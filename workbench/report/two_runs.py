@@ -127,7 +127,8 @@ def sentence(a: Side, b: Side) -> str:
     row = (asked if len(asked) else here).iloc[0]
     said = (
         f"{row['comparison']} in {row['metric']} is {_interval(row, 'A')} in A and"
-        f" {_interval(row, 'B')} in B; their ratio is {row['A ÷ B']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        f" {_interval(row, 'B')} in B; their ratio is"
+        f" {row['A ÷ B']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
     )
     others = [
         f"{name} ({experiment})"

@@ -127,6 +127,18 @@ def record(
         shutil.rmtree(made, ignore_errors=True)
 
 
+def judge_anew(name: str, folder: Path | None = None) -> list[str]:
+    """Draw a recording's verdict again by the rules of today; returns where it was another, a few
+    words each. The log stays as it is.
+    """
+    made = (folder or FOLDER) / name
+    setting = Profile.model_validate_json((made / "profile.json").read_text())
+    stored, records = stored_verdict(name, folder), runlog.read(made / "runs.jsonl")
+    found = verdict.judge(setting, records, "recorded", setting.plan.resolution)
+    _write(made / "verdict.json", found.to_json())
+    return list(differences(stored, found.file))
+
+
 def lay_out(name: str, out: Path, folder: Path | None = None) -> None:
     """Copy a recording to where its replay writes; a folder that holds its replay already is left
     as it is.

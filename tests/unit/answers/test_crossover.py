@@ -15,11 +15,7 @@ LOADS = (1, 2, 4, 8, 16, 32)
 def simulated(rng, at, slope, pairs=16, noise=0.03):
     """Ratios whose logarithm falls by ``slope`` a doubling and is 0 at the load ``at``."""
     return {
-        load: (
-            stats.paired_ratio(
-                -slope * math.log2(load / at) + noise * rng.standard_normal(pairs), resamples=99
-            ).t
-        )
+        load: (stats.mean_ratio(-slope * math.log2(load / at) + noise * rng.standard_normal(pairs)))
         for load in LOADS
     }
 

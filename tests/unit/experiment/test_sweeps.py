@@ -162,18 +162,18 @@ def test_an_interruption_changes_neither_the_plan_nor_what_is_left(after):
     assert key(resumed) == key(whole) and verdict.judge(chosen, resumed).valid
 
 
-def test_without_none_one_start_is_enough():
+def test_without_none_every_start_holds_all_that_is_compared():
     chosen = tiny(against_none=False)
     records = play(sweeps.steps(chosen, PROMPTS), fastest(chosen))
     assert (
-        len([r for r in records if isinstance(r, Start)]) == 1
+        len([r for r in records if isinstance(r, Start)]) == chosen.plan.starts
         and verdict.judge(chosen, records).valid
     )
     assert len({b.pair for b in blocks(records, names.at_load(1))}) >= 8
 
 
 @pytest.mark.parametrize("after", [61, 65, 70, 71, 72, 80, 88])
-def test_pairs_that_an_interruption_tore_apart_are_made_up_for(after):
+def test_a_start_that_an_interruption_tore_apart_still_gives_a_result(after):
     chosen = profile(
         plan={**PLAN, "pairs": 4},
         sweep={"step_counts": (1, 2, 3, 4), "loads": (1, 4), "against_none": False},
@@ -182,7 +182,7 @@ def test_pairs_that_an_interruption_tore_apart_are_made_up_for(after):
     records = play(plan, speed, records=play(plan, speed, most=after))
     judged = verdict.judge(chosen, records)
     assert judged.valid, judged.reasons
-    assert all(c.units[0] >= 4 for c in judged.comparisons)
+    assert all(c.units[0] >= 3 for c in judged.comparisons)
     assert [r for r in play(plan, speed, records=records)] == records  # and nothing is left then
 
 

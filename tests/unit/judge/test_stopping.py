@@ -8,13 +8,13 @@ from test_lab import Servers, run  # noqa: F401 (a fixture)
 
 from workbench.experiment import plans
 from workbench.experiment.runlog import Finding
-from workbench.judge import stopping
+from workbench.judge import levels, stopping
 from workbench.judge.verdict import judge
 from workbench.run import lab
 
 
-def watched(**plan):
-    chosen = profile(plan={"arms": ["none", "shared", "own-1"], "starts": 6, "pairs": 24, **plan})
+def planned(**plan):
+    chosen = profile(plan={"arms": ["none", "shared", "own-1"], "starts": 8, "pairs": 16, **plan})
     tasks = plans.draft_tp(chosen, 60)
     return chosen, tasks, stopping.rule(chosen, tasks)
 
@@ -24,15 +24,13 @@ def told(chosen, tasks, rule, **truth):
     where it did not.
     """
     measured = [t for t in tasks if t.planned.role != "parity"]
-    log = [
-        Finding(
-            experiment=EXPERIMENT,
-            name=stopping.CHECKPOINTS,
-            time=TIME,
-            value={"looks": list(rule.checkpoints.looks)},
-        ),
-        *play([t.planned for t in measured], **truth),
-    ]
+    looks = rule.checkpoints and Finding(
+        experiment=EXPERIMENT,
+        name=levels.CHECKPOINTS,
+        time=TIME,
+        value={"looks": list(rule.checkpoints.looks)},
+    )
+    log = [*filter(None, [looks]), *play([t.planned for t in measured], **truth)]
     for place, task in enumerate(measured):
         done = [r for r in log if r.kind != "block" or r.block < place]
         if why := rule.ends(done, task):
@@ -42,48 +40,47 @@ def told(chosen, tasks, rule, **truth):
 
 
 def test_without_being_asked_a_plan_is_run_to_its_end():
-    assert watched()[2] is None
-    assert watched(stop=True, arms=["none", "shared"])[2] is None  # nothing of the question
+    assert planned()[2] is None
+    assert planned(stop=True, arms=["none", "shared"])[2] is None  # nothing of the question
 
 
-def test_looks_come_after_whole_rounds_that_can_be_compared_across_servers():
-    rule = watched(stop=True)[2]
-    assert (
-        (rule.a, rule.b) == ("own-1", "shared")
-        and rule.pairs == (4, 8, 12, 16, 20, 24)
-        and [len(r) for r in rule.rounds] == [2] * 6
-    )
-    assert rule.checkpoints.looks == (12, 16, 20, 24)
-    assert watched(budget_s=1e6)[2].checkpoints.looks == (24,)  # a budget looks at no data
+def test_looks_come_after_whole_rounds_that_can_be_compared():
+    rule = planned(stop=True)[2]
+    assert (rule.a, rule.b) == ("own-1", "shared") and [len(r) for r in rule.rounds] == [2] * 8
+    assert rule.checkpoints.looks == (3, 4, 5, 6, 7, 8)
+    assert planned(budget_s=1e6)[2].checkpoints is None  # a budget looks at no data
 
 
 def test_a_clear_difference_ends_the_run_early_with_a_valid_verdict():
-    chosen, tasks, rule = watched(stop=True)
+    chosen, tasks, rule = planned(stop=True)
     log, why = told(chosen, tasks, rule, speedup=0.2, seed=1)
-    assert why == "decided" and sum(r.kind == "start" for r in log) == 6
+    starts = sum(r.kind == "start" for r in log) // 2
+    assert why == "decided" and 3 <= starts < 8
     found = next(
         c
         for c in judge(chosen, log).comparisons
-        if (c.a, c.b, c.metric) == ("own-1", "shared", "tokens_per_s")
+        if (c.a, c.b, c.metric) == ("own-1", "shared", "cycle_ms")
     )
-    assert (
-        found.valid and found.units == (12,) and found.interval.decided and found.level > 0.95
-    )  # it has paid for the look
+    assert found.valid and found.units == (starts,) and found.interval.decided
+    # It has paid for the look.
+    assert found.level == pytest.approx(rule.checkpoints.level(starts))
+    assert found.level > 0.97
 
 
 def test_no_difference_runs_on_and_a_wished_resolution_stops_where_it_is_reached():
-    assert told(*watched(stop=True), speedup=0.0, seed=1)[1] is None
-    assert told(*watched(stop=True, resolution=0.05), speedup=0.0)[1] == "resolution"
-    assert told(*watched(stop=True, resolution=0.0001), speedup=0.2)[1] is None
+    assert told(*planned(stop=True), speedup=0.0, seed=1)[1] is None
+    assert told(*planned(stop=True, resolution=0.1), speedup=0.0)[1] == "resolution"
+    assert told(*planned(stop=True, resolution=0.0001), speedup=0.2)[1] is None
 
 
 def test_a_budget_ends_the_run_before_the_round_that_would_exceed_it():
-    chosen, tasks, rule = watched(budget_s=1.0)
+    chosen, tasks, rule = planned(budget_s=1.0)
     log, why = told(chosen, tasks, rule, speedup=0.0)
     assert (
         why == "seconds" and sum(r.kind == "start" for r in log) == 6
     )  # three rounds, without which nothing could be said
-    assert told(*watched(budget_s=1e6), speedup=0.2)[1] is None
+    assert told(*planned(budget_s=1e6), speedup=0.2)[1] is None
+    assert told(*planned(budget_s=1.0, stop=True), speedup=0.0)[1] == "seconds"
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -111,7 +108,7 @@ def test_the_lab_leaves_out_what_is_left_and_says_so(again, run, monkeypatch):  
     assert (
         said["stopped"]["why"] == "seconds"
         and said["stopped"]["blocks_left"] > 0
-        and said["checkpoints"]["looks"]
+        and "checkpoints" not in said
     )
     groups = [call for call in fake.calls if call[0] == "start" and "none" in call]
     assert len(groups) == 3

@@ -123,9 +123,9 @@ def test_the_first_things_said_are_question_verdict_validity_and_arms(html):
 
 def test_every_chart_is_there_for_a_page_and_for_a_phone(html, page):
     titles = [
-        "Ratio of throughput, paired in one server",
+        "Ratio of throughput, within server starts",
         "Ratio of throughput, across server starts",
-        "Ratio of cycle time, paired in one server",
+        "Ratio of cycle time, within server starts",
         "Throughput by pair of blocks: draft_tp",
         "Throughput by server start: baseline",
         "Accepted drafts by position",
@@ -246,8 +246,8 @@ def test_a_wished_resolution_says_what_it_costs():
     )
     said = report.costs(tables.comparisons(verdict), wish)
     assert (
-        f"own-1 ÷ shared, throughput: a resolution of 0.2 % takes {comparison.wanted} pairs of"
-        f" blocks in all, {comparison.wanted_seconds:.0f} s more than this run." in said
+        f"own-1 ÷ shared, throughput: a resolution of 0.2 % takes {comparison.wanted} starts"
+        f" in all, {comparison.wanted_seconds:.0f} s more than this run." in said
     )
     assert any("starts a side in all" in sentence for sentence in said)
     assert said[0] in Page(report.render(verdict, (), {}, PROFILE | wish)).text
@@ -434,8 +434,9 @@ def test_keys_that_the_schema_does_not_know_do_no_harm():
 def test_a_control_outside_its_noise_is_drawn_as_the_evidence_it_is():
     log, setting = runlog.read(FIXTURES / "control.jsonl"), sound_profile()
     verdict = judge(setting, log).file
-    first = next(figures.figures(verdict.model_copy(update={"arms": {}}), []))
+    drawn = list(figures.figures(verdict.model_copy(update={"arms": {}}), []))
     control = verdict.control
+    (first,) = [f for f in drawn if f.title == "Ratio of cycle time, within server starts"]
     assert (
         "refused" in first.wide
         and f"{control.ratio:.3f} [{control.low:.3f}, {control.high:.3f}]" in first.wide

@@ -215,7 +215,7 @@ def test_a_refused_comparison_keeps_its_reasons_and_no_ratio():
     row = tables.comparisons(read({"comparisons": [refused_one]})).iloc[0]
     assert (row["comparison"], row["metric"]) == ("own-1 ÷ shared", "throughput")
     assert [reason.sentence for reason in row["reasons"]] == ["why"]
-    assert row[["ratio", "low", "high", "low by BCa", "high by BCa"]].isna().all()
+    assert row[["ratio", "low", "high", "these low", "these high"]].isna().all()
 
 
 @pytest.mark.parametrize(

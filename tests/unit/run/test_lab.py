@@ -297,7 +297,8 @@ def test_a_plan_of_the_whole_experiment_runs_and_passes_the_placement_check(run,
     run.__dict__["prompts"] = [{"id": f"p{n}", "input_ids": [n]} for n in range(40)]
     run.measure(plans.draft_tp(run.profile, 40))
     assert (
-        all(b.attested for b in blocks(run)) and sum(call[0] == "start" for call in fake.calls) == 7
+        all(b.attested for b in blocks(run))
+        and sum(call[0] == "start" for call in fake.calls) == 13
     )
     assert attestation.inactive_on(Arm.parse("own-1"), [], TP, run.profile.speculation)
     assert not list(Path(run.folder).glob("*.log"))
