@@ -4,6 +4,8 @@ recording needs no trace.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pandas as pd
 
 from workbench.answers import torch_trace, trace_parts
 from workbench.experiment import findings
+from workbench.experiment.arms import Arm
 from workbench.experiment.errors import WorkbenchError
 from workbench.experiment.findings import Found
 from workbench.experiment.runlog import Finding
@@ -27,11 +30,19 @@ class Profiled(Found):
 
     parts: {stage: its part of the cycles}; empty where there are none, and then why.
     cpu: operators stand for kernels.
+    partial: why a wait cannot be told from communication in them; empty where it can. The kernels
+        of one rank are counted all the same.
     """
 
     parts: dict[str, trace_parts.Part] = {}
     cpu: bool = True
     why: str = "unknown"
+    partial: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether something can be concluded from them."""
+        return bool(self.parts) and not self.partial
 
 
 def decompositions(run: Run) -> dict[str, Profiled]:
@@ -46,19 +57,55 @@ def decompositions(run: Run) -> dict[str, Profiled]:
     }
     for folder in sorted((run.folder / TRACES).glob("*/")):
         if folder.name not in found and (files := sorted(folder.glob("*.json*"))):
-            found[folder.name] = _decompose(files)
+            found[folder.name] = _decompose(files, run.profile.tp, folder.name)
             run.record_finding("cycle", _NAME + folder.name, found[folder.name])
     return found
 
 
-def _decompose(files: list[Path]) -> Profiled:
+def _decompose(files: list[Path], ranks: int, arm: str) -> Profiled:
     try:
         first, *peers = (torch_trace.read(path) for path in files)
-        parts = trace_parts.decompose(first, peers)
+        partial = _partial(files, ranks, arm)
+        parts = trace_parts.decompose(first, [] if partial else peers)
         trace_parts.cycles(parts)
     except WorkbenchError as error:
         return Profiled(why=str(error).rstrip("."))
-    return Profiled(parts=parts, cpu=first.cpu)
+    return Profiled(parts=parts, cpu=first.cpu, partial=partial)
+
+
+def _partial(files: list[Path], ranks: int, arm: str) -> str:
+    """Why these files do not tell a wait from communication; empty when they do.
+
+    SGLang names a file after its rank (utils/profile_utils.py:357 tp_rank).
+    """
+    found = Counter(int(m[1]) for path in files if (m := _RANK.search(path.name)))
+    twice = sorted(rank for rank, count in found.items() if count > 1)
+    missing = sorted(set(range(ranks)) - set(found))
+    if missing:
+        return (
+            f"the trace of rank {_listed(missing)} is missing, and a wait for that rank would be"
+            " told as communication"
+        )
+    if twice or len(files) != ranks:
+        return (
+            f"there are {len(files)} files for {ranks} ranks"
+            + (f", rank {_listed(twice)} more than once" if twice else "")
+            + ": they are of different runs"
+        )
+    size = Arm.parse(arm).size if arm.startswith("own-") else None
+    if size and 1 < size < ranks:
+        return (
+            f"the draft's collectives are among {size} of {ranks} ranks each, and a trace does not"
+            " say which"
+        )
+    return ""
+
+
+_RANK = re.compile(r"(?:^|-)TP-(\d+)(?=[-.])")
+
+
+def _listed(numbers: list[int]) -> str:
+    return " and ".join(filter(None, [", ".join(map(str, numbers[:-1])), str(numbers[-1])]))
 
 
 def table(found: Mapping[str, Profiled]) -> pd.DataFrame:
@@ -66,7 +113,7 @@ def table(found: Mapping[str, Profiled]) -> pd.DataFrame:
     tables = [
         trace_parts.table(entry.parts).assign(arm=arm).set_index("arm").reset_index()
         for arm, entry in found.items()
-        if entry.parts
+        if entry.whole
     ]
     return pd.concat(tables) if tables else pd.DataFrame(columns=["arm", "stage"])
 
@@ -77,7 +124,7 @@ def bars(found: Mapping[str, Profiled]) -> pd.DataFrame:
     """
     rows = []
     for arm, entry in found.items():
-        own = entry.parts
+        own = entry.parts if entry.whole else {}
         for stage in (stage for stage in torch_trace.CYCLE if stage in own):
             spent = {
                 **own[stage].seconds,
@@ -103,6 +150,9 @@ def answer(found: Mapping[str, Profiled], verdict: VerdictFile) -> str:
     said = []
     for arm, entry in found.items():
         own, cycle = entry.parts, number(verdict.arms.get(arm, ArmEntry()).cycle_ms)
+        if entry.partial:
+            said.append(f"{arm}: no conclusion from its trace: {entry.partial}.")
+            continue
         where = " On a CPU, whose operators stand for kernels:" if entry.cpu else ""
         beside = f" Without the profiler a cycle takes {cycle:.3g} ms." if cycle > 0 else ""
         said.append(
