@@ -92,7 +92,7 @@ def _partial(files: list[Path], ranks: int, arm: str) -> str:
             + (f", rank {_listed(twice)} more than once" if twice else "")
             + ": they are of different runs"
         )
-    size = Arm.parse(arm).size if arm.startswith("own-") else None
+    size = Arm.parse(arm).group
     if size and 1 < size < ranks:
         return (
             f"the draft's collectives are among {size} of {ranks} ranks each, and a trace does not"

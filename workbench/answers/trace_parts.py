@@ -230,16 +230,21 @@ def _rivals(collective: float, gaps: float, unknown: float, total: float) -> str
     """The last words of ``sentence``, from milliseconds a cycle; unknown: waits that nobody can be
     charged with.
     """
-    if collective >= max(1.5 * (gaps + unknown), 0.05 * total):
-        return "they support communication as the larger cost"
-    if gaps >= max(1.5 * collective, 0.05 * total):
-        return "they support launching kernels and the host as the larger cost"
-    if max(collective, gaps + unknown) >= 0.05 * total and gaps + unknown >= 1.5 * collective:
-        return (
-            "they support neither of the two, since the trace does not say what kept the rank that"
-            " was waited for"
-        )
-    return "they support neither of the two as the larger cost"
+
+    def larger(gaps: float) -> str:
+        smaller, larger = sorted((collective, gaps))
+        if larger < max(1.5 * smaller, 0.05 * total):
+            return "they support neither of the two as the larger cost"
+        name = "communication" if larger == collective else "launching kernels and the host"
+        return f"they support {name} as the larger cost"
+
+    least, most = larger(gaps), larger(gaps + unknown)
+    if least == most:
+        return least
+    return (
+        "which of the two is the larger cost they do not say, since what kept the rank that was"
+        " waited for is not known"
+    )
 
 
 def _by_whom(late: dict[str, float]) -> str:
