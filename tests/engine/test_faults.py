@@ -111,7 +111,7 @@ HANG = Fault(
     "block",
     1,
     # Where it comes between two blocks, the server is asked for its counts.
-    "hung: no (token for 6 s in request .*|answer to /server_info for 30 s) while the server was up",
+    "hung: no (token for 6 s in request .*|answer to /server_info for 30 s) while the server was",
     "hung, since no token came for 6 s: the stacks of all ranks are kept, the server ends",
     tp=2,
     number=signal.SIGSTOP,
